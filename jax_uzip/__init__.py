@@ -1,0 +1,15 @@
+"""Lossless-compressed collectives for JAX: the same bits as `jax.lax`, fewer of them on the wire.
+
+Inside `jax.shard_map`, `jax_uzip.all_gather(x, "i", tiled=True)` is `jax.lax.all_gather` with a
+compressed payload; `encode` and `decode` offer the codec alone, and `analyze` says what it would
+save on given data.
+"""
+
+from jax_uzip._src.analyze import analyze
+from jax_uzip._src.codec import Encoded, decode, encode
+from jax_uzip._src.collectives.all_gather import all_gather
+from jax_uzip._src.options import Options
+
+__version__ = "0.1.0"
+
+__all__ = ["Encoded", "Options", "all_gather", "analyze", "decode", "encode"]

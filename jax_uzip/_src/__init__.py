@@ -1,0 +1,1 @@
+"""Private: what users may import is in `jax_uzip`."""
