@@ -1,0 +1,87 @@
+"""Compress this message or not, and why.
+
+Pure functions of static facts (dtype, sizes, the kind of mesh), never of values or of the rank: all
+devices of a program must come to the same decision, or they would wait for each other forever.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_uzip._src import native
+from jax_uzip._src.options import Options
+
+# Sizes travel as 32-bit numbers, and XLA indexes the payload with signed ones.
+MAX_PAYLOAD_BYTES = (1 << 31) - 1
+
+
+class Decision(NamedTuple):
+    """Whether to compress, and the reason in words that a user can act on."""
+
+    compress: bool
+    reason: str
+
+
+class Message(NamedTuple):
+    """What one device sends to one group, before compression."""
+
+    dtype: np.dtype
+    n: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.n * self.dtype.itemsize
+
+
+class Axis(NamedTuple):
+    """The static facts about the devices that take part."""
+
+    size: int
+    partitioned_axes: tuple[str, ...] = ()  # mesh axes of more than one device left to the partitioner
+    checked_groups: bool = False  # axis_index_groups under check_vma=True
+
+
+def decide(message: Message, axis: Axis, options: Options) -> Decision:
+    """Compress `message` on its way along `axis`?"""
+    refusal = _refuse_message(message, options) or _refuse_axis(axis)
+    if refusal:
+        return Decision(False, refusal)
+    return Decision(True, f"{message.dtype.name}, {message.nbytes} bytes")
+
+
+def supports(dtype: np.dtype, options: Options) -> bool:
+    """Whether messages of a dtype are compressed at all."""
+    return _refuse_dtype(dtype, options) is None
+
+
+def _refuse_message(message: Message, options: Options) -> str | None:
+    if refusal := _refuse_dtype(message.dtype, options):
+        return refusal
+    if message.n == 0:
+        return "empty"
+    if message.nbytes < options.min_bytes:
+        return f"{message.nbytes} bytes are under min_bytes={options.min_bytes}"
+    if native.payload_capacity(message.n, message.dtype) > MAX_PAYLOAD_BYTES:
+        return f"{message.nbytes} bytes are over the 2 GiB that one message may have"
+    return None
+
+
+def _refuse_dtype(dtype: np.dtype, options: Options) -> str | None:
+    if not options.enabled:
+        return "options.enabled is False"
+    if dtype.name not in native.dtypes():
+        return f"{dtype.name} is not a dtype that the codec compresses"
+    if options.dtypes is not None and dtype.name not in options.dtypes:
+        return f"{dtype.name} is not in options.dtypes"
+    return None
+
+
+def _refuse_axis(axis: Axis) -> str | None:
+    if axis.size == 1:
+        return "the axis has one device"
+    if axis.partitioned_axes:
+        names = ", ".join(axis.partitioned_axes)
+        return f"the partitioner still owns mesh axis {names} (partial-manual shard_map)"
+    if axis.checked_groups:
+        return "axis_index_groups need check_vma=False"
+    return None

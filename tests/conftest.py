@@ -1,0 +1,45 @@
+"""Eight virtual CPU devices, and skips that can be made to fail.
+
+JAX_UZIP_NO_SKIP=1 turns every skip into a failure: a CI job that is meant to run everything sets it,
+so that a test cannot silently stop running.
+"""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+
+@pytest.fixture
+def x64_for():
+    """`with x64_for(dtype):` enables 64-bit types when the dtype needs them."""
+
+    def context(dtype):
+        return jax.enable_x64(np.dtype(dtype).name in ("float64", "complex128"))
+
+    return context
+
+
+def pytest_report_header():
+    return f"jax {jax.__version__}, jaxlib {jax.lib.__version__}"
+
+
+def _fail_if_skipped(report):
+    if report.skipped and os.environ.get("JAX_UZIP_NO_SKIP") and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"JAX_UZIP_NO_SKIP is set, and this would have been skipped: {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    return _fail_if_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    return _fail_if_skipped((yield))
