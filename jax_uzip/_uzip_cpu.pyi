@@ -1,5 +1,4 @@
-# What ffi/module_cpu.cc offers. `code` is a dtype's number on the wire, `layout` is 0 for compact and
-# 1 for slotted.
+# What ffi/module_cpu.cc offers. `code`: a dtype's number on the wire; `layout`: 0 compact, 1 slotted.
 
 import numpy as np
 from numpy.typing import NDArray
