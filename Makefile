@@ -125,11 +125,13 @@ fuzz: build/stamps/oldest ## fuzz with libFuzzer, FUZZ_SECONDS=60 for each targe
 	@test -n "$(FUZZ_CXX)" || { echo "make fuzz needs clang++ with libFuzzer (Debian: apt-get install clang)" >&2; exit 1; }
 	@$(CMAKE) -S . -B build/fuzz -G Ninja -DUZIP_FUZZ=ON -DCMAKE_CXX_COMPILER="$(FUZZ_CXX)"
 	@$(CMAKE) --build build/fuzz
-	@for target in round_trip decode_garbage; do \
+	@for source in tests/fuzz/*.cc; do \
+	  target=$$(basename $$source .cc); \
+	  test $$target != standalone_driver || continue; \
 	  printf '\033[1m==> fuzzing %s for $(FUZZ_SECONDS) s\033[0m\n' $$target; \
-	  mkdir -p build/fuzz/corpus/$$target; \
-	  ./build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=build/fuzz/ \
-	    build/fuzz/corpus/$$target tests/fuzz/corpus/$$target; \
+	  mkdir -p build/fuzz/corpus/$$target tests/fuzz/corpus/$$target; \
+	  ./build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -max_len=65536 -print_final_stats=1 \
+	    -artifact_prefix=build/fuzz/$$target- $(FUZZ_ARGS) build/fuzz/corpus/$$target tests/fuzz/corpus/$$target; \
 	done
 
 # --- Lint, benchmarks, development ---
