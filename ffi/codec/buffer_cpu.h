@@ -1,0 +1,42 @@
+// Whole messages on the CPU: values in, payload out, and back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "format.h"
+
+namespace uzip {
+
+// Runs task(0) ... task(n - 1), perhaps side by side, and returns when all are done.
+using Parallel = std::function<void(uint64_t n, const std::function<void(uint64_t)>& task)>;
+void run_serially(uint64_t n, const std::function<void(uint64_t)>& task);
+
+// The dtype's name in NumPy and ml_dtypes.
+const char* name_of(DType dtype);
+
+// Bytes that encode() may write for this many values.
+uint64_t capacity(DType dtype, uint64_t values, Layout layout);
+
+// Encodes into `payload`, which has capacity() bytes, and returns the bytes used. values <= kMaxBytes / value_bytes.
+// Bytes of a slotted payload that belong to no block's encoding, and all after the bytes used, are left as they are.
+uint64_t encode(DType dtype, const void* values, uint64_t count, Layout layout, uint8_t* payload,
+                const Parallel& parallel = run_serially);
+
+// Decodes a payload that stands in the first bytes of `size` readable ones. Returns what is wrong with it, or nothing;
+// in the first case the values are not to be used.
+std::string decode(DType dtype, const uint8_t* payload, uint64_t size, void* values, uint64_t count,
+                   const Parallel& parallel = run_serially);
+
+// The sum of `ranks` payloads, `stride` bytes apart, added in their order: 8- and 16-bit floats in float32 and rounded
+// once, the others in their own precision; denormals are kept and every NaN is the dtype's one canonical quiet NaN.
+std::string decode_add(DType dtype, const uint8_t* payloads, uint64_t ranks, uint64_t stride, void* values,
+                       uint64_t count, const Parallel& parallel = run_serially);
+
+// The instruction set in use: "avx2" or "portable". select_isa() forces one, for tests; false if it is not there.
+const char* isa();
+bool select_isa(const char* name);
+
+}  // namespace uzip

@@ -1,0 +1,27 @@
+// uzip_decode_add: payload u8[ranks, bytes] -> x [n], the sum of the payloads' values in rank order.
+#include "collectives/handler.h"
+#include "collectives/targets.h"
+
+namespace uzip {
+
+namespace ffi = xla::ffi;
+
+static ffi::Error decode_add_rows(ffi::ThreadPool pool, ffi::BufferR2<ffi::U8> payload, ffi::Result<ffi::AnyBuffer> x) {
+  std::optional<Values> values = values_of(x->element_type());
+  if (!values) return invalid("uzip_decode_add: x has a dtype that the codec does not know");
+  if (x->dimensions().size() != 1) return invalid("uzip_decode_add: x must have shape [n]");
+  const auto ranks = static_cast<uint64_t>(payload.dimensions()[0]);
+  const uint64_t count = static_cast<uint64_t>(x->dimensions()[0]) * values->per_element;
+  std::string wrong = decode_add(values->dtype, payload.typed_data(), ranks, static_cast<uint64_t>(payload.dimensions()[1]),
+                                 x->untyped_data(), count, on_pool(pool));
+  if (!wrong.empty()) return invalid("uzip_decode_add: " + wrong);
+  return ffi::Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(
+    kDecodeAddHandler, decode_add_rows,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::BufferR2<ffi::U8>>().Ret<ffi::AnyBuffer>());
+
+XLA_FFI_Handler* const kDecodeAdd = kDecodeAddHandler;
+
+}  // namespace uzip
