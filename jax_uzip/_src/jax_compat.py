@@ -30,6 +30,19 @@ def partitioned_axes() -> tuple[str, ...]:
     return tuple(a for a, size in mesh.shape.items() if size > 1 and a not in mesh.manual_axes)
 
 
+def like(aval: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """A type that varies over the mesh as `aval` does, and is not sharded by the partitioner."""
+    unsharded = aval.sharding.update(spec=jax.P(*[None] * len(shape)))
+    return aval.update(shape=shape, dtype=dtype, weak_type=False, sharding=unsharded)
+
+
+def replicated(x: Any) -> Any:
+    """`x`, gathered if its type says that it is sharded (a mesh with Explicit axes)."""
+    if any(jax.typeof(x).sharding.spec):
+        return jax.sharding.reshard(x, jax.P(*[None] * x.ndim))
+    return x
+
+
 # ---- the rules of JAX's own primitives ---------------------------------------------------------
 
 

@@ -30,13 +30,17 @@ SLOTTED = 1
 FORMAT_VERSION: int = _uzip_cpu.format_version()
 """Version of the wire format that this build writes and reads."""
 
+PLATFORMS = ("cpu",)
+"""Platforms of XLA that the native targets are registered for."""
+
 _PARTS = {np.dtype(np.complex64): np.float32, np.dtype(np.complex128): np.float64}
 
 
 def register_targets() -> None:
     """Tells JAX of the native FFI targets; registering them again is harmless."""
     for name, capsule in _uzip_cpu.targets().items():
-        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+        for platform in PLATFORMS:
+            jax.ffi.register_ffi_target(name, capsule, platform=platform)
 
 
 @functools.cache
