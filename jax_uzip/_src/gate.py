@@ -69,7 +69,7 @@ def _refuse_message(message: Message, options: Options) -> str | None:
 def _refuse_dtype(dtype: np.dtype, options: Options) -> str | None:
     if not options.enabled:
         return "options.enabled is False"
-    if dtype.name not in native.dtypes():
+    if dtype not in native.dtypes():
         return f"{dtype.name} is not a dtype that the codec compresses"
     if options.dtypes is not None and dtype.name not in options.dtypes:
         return f"{dtype.name} is not in options.dtypes"

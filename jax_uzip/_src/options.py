@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -95,10 +96,11 @@ def _check_dtypes(name: str, value: Any) -> tuple[str, ...] | None:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be a sequence of dtypes or None for all, got {value!r}")
     names = {_dtype_name(v) for v in value}
-    if unknown := sorted(names - set(native.dtypes())):
+    known = sorted(dtype.name for dtype in native.dtypes())
+    if unknown := sorted(names.difference(known)):
         raise ValueError(
             f"{name} lists {', '.join(unknown)}, which the codec does not compress; "
-            f"choose among {', '.join(native.dtypes())}"
+            f"choose among {', '.join(known)}"
         )
     return tuple(sorted(names))
 
@@ -110,9 +112,10 @@ def _dtype_name(value: Any) -> str:
 def _check_tiers(name: str, value: Any) -> tuple[float, ...] | None:
     if value is None:
         return None
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    items = tuple(value) if isinstance(value, Iterable) else (None,)
+    if not all(isinstance(item, Real) for item in items):
         raise TypeError(f"{name} must be a sequence of fractions or None, got {value!r}")
-    tiers = tuple(float(v) for v in value)
+    tiers = tuple(float(item) for item in items)
     if not all(0 < t < 1 for t in tiers) or list(tiers) != sorted(set(tiers)):
         raise ValueError(
             f"{name} must be rising fractions of the raw size between 0 and 1 (raw itself is always "

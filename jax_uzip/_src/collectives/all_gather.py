@@ -1,11 +1,9 @@
 """`all_gather`: every device receives the values of all, in exactly the bits of `jax.lax.all_gather`."""
 
-import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax import Array, lax
 from jax.extend.core import JaxprEqn, Primitive, Var
 from jax.extend.core.primitives import all_gather_p
@@ -53,7 +51,7 @@ def all_gather(
     options = default() if options is None else options
     leaves, treedef = jax.tree.flatten(x)
 
-    def native(*leaves):
+    def through_lax(*leaves):
         return lax.all_gather(
             jax.tree.unflatten(treedef, leaves),
             axis_name,
@@ -64,13 +62,13 @@ def all_gather(
         )
 
     if not _may_compress(leaves, options):
-        return native(*leaves)
+        return through_lax(*leaves)
 
     # JAX checks the arguments, completes the types and says what it would bind.
-    traced = jax_compat.trace(native, *leaves)
+    traced = jax_compat.trace(through_lax, *leaves)
     messages = _plan(traced.jaxpr.eqns, options)
     if not messages:
-        return native(*leaves)
+        return through_lax(*leaves)
 
     # Bind that, but for the gathers of our messages, whose results are outstanding at first.
     ours = {_result(gather) for message in messages for gather in message}
@@ -90,10 +88,13 @@ def all_gather(
 
 
 def _may_compress(leaves: list[Any], options: Options) -> bool:
-    """Cheap, and true of most small calls: nothing here can make a message worth compressing."""
-    dtypes = [(getattr(leaf, "dtype", None), getattr(leaf, "nbytes", 0)) for leaf in leaves]
-    supported = [nbytes for dtype, nbytes in dtypes if dtype and gate.supports(dtype, options)]
-    return bool(supported) and sum(supported) >= options.min_bytes
+    """False, cheaply, for most small calls: nothing in them can make a message worth compressing."""
+    try:
+        avals = [jax.typeof(leaf) for leaf in leaves]
+    except TypeError:
+        return False  # no values of JAX's: its own error is the best
+    nbytes = [_nbytes(aval) for aval in avals if gate.supports(aval.dtype, options)]
+    return bool(nbytes) and sum(nbytes) >= options.min_bytes
 
 
 def _plan(eqns: list[JaxprEqn], options: Options) -> list[list[JaxprEqn]]:
@@ -104,7 +105,7 @@ def _plan(eqns: list[JaxprEqn], options: Options) -> list[list[JaxprEqn]]:
             by_type.setdefault(jax_compat.concatenable(eqn.invars[0].aval), []).append(eqn)
     messages = []
     for gathers in by_type.values():
-        sizes = [g.invars[0].aval.size * g.invars[0].aval.dtype.itemsize for g in gathers]
+        sizes = [_nbytes(gather.invars[0].aval) for gather in gathers]
         for together in packing.plan(sizes, options.pack_bytes):
             messages.append([gathers[i] for i in together])
     return [message for message in messages if _decide(message, options).compress]
@@ -144,6 +145,10 @@ def _gather(
         )
         for eqn, shard, piece in zip(message, shards, pieces, strict=True)
     }
+
+
+def _nbytes(aval: Any) -> int:
+    return aval.size * aval.dtype.itemsize
 
 
 def _result(eqn: JaxprEqn) -> Var:
