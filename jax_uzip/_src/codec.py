@@ -179,7 +179,7 @@ def _encode_type(x, *, fill):
 
 def _encode_batch(args, dims, *, fill):
     (x,), (dim,) = args, dims
-    x = batching.moveaxis(x, dim, 0)
+    x = jnp.moveaxis(x, dim, 0)
     payload, nbytes = encode_rows(x.reshape(-1, x.shape[-1]), fill=fill)
     return [payload.reshape(*x.shape[:2], -1), nbytes.reshape(x.shape[:2])], [0, 0]
 
@@ -190,7 +190,7 @@ def _decode_type(payload, *, n, dtype):
 
 def _decode_batch(args, dims, *, n, dtype):
     (payload,), (dim,) = args, dims
-    payload = batching.moveaxis(payload, dim, 0)
+    payload = jnp.moveaxis(payload, dim, 0)
     rows = decode_rows(payload.reshape(-1, payload.shape[-1]), n, dtype)
     return rows.reshape(*payload.shape[:2], n), 0
 
@@ -201,7 +201,7 @@ def _decode_add_type(payload, *, n, dtype):
 
 def _decode_add_batch(args, dims, *, n, dtype):
     (payload,), (dim,) = args, dims
-    payload = batching.moveaxis(payload, dim, 0)
+    payload = jnp.moveaxis(payload, dim, 0)
     return lax.map(lambda rows: decode_add_rows(rows, n, dtype), payload), 0
 
 
