@@ -190,6 +190,8 @@ BlockHeader encode_block(const uint8_t* values, int count, uint8_t* planes, uint
     header.alignment[i] = align<D>(values, i * kAlignmentPieces * kLaneCount, groups);
   }
   Planes<uint8_t> out(D::kShape, planes, groups);
+  uint8_t* padding = out.codes + 2 * groups;
+  Lanes::clear(padding, static_bytes(D::kShape, groups) - static_cast<int>(padding - planes));
   Lanes::Reg<int> outside{};
   Lanes::each_group(groups, [&](int lane, int group) {
     Octet low;

@@ -118,8 +118,7 @@ uint32_t narrow(SmallFloat s, float f) {
     }
   }
   if (result > s.largest()) {
-    if (s.special != SmallFloat::kIeee) return s.special == SmallFloat::kFiniteNan ? s.nan() | sign : s.nan();
-    return sign | (s.largest() + 1);
+    return s.special == SmallFloat::kIeee ? sign | (s.largest() + 1) : s.nan();
   }
   if (s.special == SmallFloat::kUnsignedZero && result == 0) return 0;
   return sign | result;
@@ -132,10 +131,9 @@ uint32_t narrow_e8m0(float f) {
   uint32_t u = bits_of(f);
   if (u == 0 || u >= 0x7f800000) return 0xff;
   uint32_t exponent = u >> 23, mantissa = u & 0x7fffff;
-  if (exponent == 0) return mantissa > 0x600000 ? 1 : 0;
-  // To the nearer power; halfway, at 1.5 times one, to the even exponent.
-  exponent += mantissa > 0x400000 || (mantissa == 0x400000 && (exponent & 1) != 0);
-  return exponent;
+  // To the nearer power; halfway, at 1.5 times one, to the larger: the rule of ml_dtypes for this dtype.
+  if (exponent == 0) return mantissa >= 0x600000 ? 1 : 0;
+  return exponent + (mantissa >= 0x400000 ? 1 : 0);
 }
 
 }  // namespace
