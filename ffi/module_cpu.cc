@@ -3,8 +3,9 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <cstdlib>
 #include <memory>
-#include <stdexcept>
+#include <new>
 
 #include "codec/buffer_cpu.h"
 #include "collectives/targets.h"
@@ -37,9 +38,20 @@ uint64_t checked_bytes(DType dtype, uint64_t values) {
   return values * width;
 }
 
-NewBytes hand_over(std::unique_ptr<uint8_t[]> bytes, size_t size) {
-  uint8_t* data = bytes.release();
-  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
+struct Free {
+  void operator()(uint8_t* p) const { std::free(p); }
+};
+using Buffer = std::unique_ptr<uint8_t[], Free>;
+
+Buffer allocate(size_t size, bool zeroed = false) {
+  Buffer buffer(static_cast<uint8_t*>(zeroed ? std::calloc(size + 1, 1) : std::malloc(size + 1)));
+  if (buffer == nullptr) throw std::bad_alloc();
+  return buffer;
+}
+
+NewBytes hand_over(Buffer buffer, size_t size) {
+  uint8_t* data = buffer.release();
+  nb::capsule owner(data, [](void* p) noexcept { std::free(p); });
   return NewBytes(data, {size}, owner);
 }
 
@@ -54,20 +66,23 @@ NewBytes encode(const Bytes& raw, int code, uint64_t values, int layout) {
   if (raw.size() != checked_bytes(dtype, values)) throw nb::value_error("raw: not the bytes of that many values");
   size_t room = uzip::capacity(dtype, values, layout_of(layout)), used;
   // The gaps of a slotted payload are nobody's: zero, lest they carry what was in memory before.
-  std::unique_ptr<uint8_t[]> payload(layout == 0 ? new uint8_t[room] : new uint8_t[room]());
+  Buffer payload = allocate(room, layout != 0);
   {
     nb::gil_scoped_release release;
     used = uzip::encode(dtype, raw.data(), values, layout_of(layout), payload.get());
   }
-  std::unique_ptr<uint8_t[]> exact(new uint8_t[used]);
-  std::copy_n(payload.get(), used, exact.get());
-  return hand_over(std::move(exact), used);
+  // Shrinking a large allocation gives pages back and copies nothing.
+  if (void* smaller = std::realloc(payload.get(), used)) {
+    payload.release();
+    payload.reset(static_cast<uint8_t*>(smaller));
+  }
+  return hand_over(std::move(payload), used);
 }
 
 NewBytes decode(const Bytes& payload, int code, uint64_t values) {
   DType dtype = dtype_of(code);
   size_t size = checked_bytes(dtype, values);
-  std::unique_ptr<uint8_t[]> out(new uint8_t[size]);
+  Buffer out = allocate(size);
   std::string wrong;
   {
     nb::gil_scoped_release release;
