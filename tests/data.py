@@ -86,7 +86,7 @@ def make(kind: str, dtype, n: int, seed: int = 0) -> np.ndarray:
     part = part_dtype(dtype)
     parts = n * (2 if dtype.kind == "c" else 1)
     x = KINDS[kind](part, parts, rng)
-    assert x.dtype == part and x.shape == (parts,), (kind, dtype, x.dtype, x.shape)
+    assert (x.dtype, x.shape) == (part, (parts,)), (kind, dtype)
     return x.view(dtype)
 
 
@@ -126,7 +126,17 @@ def _patterns(dtype: np.dtype) -> np.ndarray:
             for sign in (0, 1)
             # 0: zeros and denormals; top: infinities, then signalling and quiet NaNs with payloads
             for exponent in (0, 1, 2, bias - 1, bias, bias + 1, top - 1, top)
-            for mantissa in (0, 1, 2, quiet - 1, quiet, quiet + 1, full - 1, full, full & 0x55555555)
+            for mantissa in (
+                0,
+                1,
+                2,
+                quiet - 1,
+                quiet,
+                quiet + 1,
+                full - 1,
+                full,
+                full & 0x55555555,
+            )
         ],
         dtype=np.uint64,
     )
@@ -160,7 +170,9 @@ def denormals(dtype, n, rng):
     width = dtype.itemsize * 8
     mantissa_bits = width - 1 - EXPONENT_BITS.get(dtype.name, 5)
     magnitude = rng.integers(0, 1 << mantissa_bits, n, dtype=np.uint64)
-    return from_bits(magnitude | rng.integers(0, 2, n, dtype=np.uint64) << np.uint64(width - 1), dtype)
+    return from_bits(
+        magnitude | rng.integers(0, 2, n, dtype=np.uint64) << np.uint64(width - 1), dtype
+    )
 
 
 @_kind
@@ -184,7 +196,9 @@ def constant(dtype, n, rng):
 @_kind
 def random_bits(dtype, n, rng):
     """Incompressible."""
-    return from_bits(rng.integers(0, 1 << dtype.itemsize * 8, n, dtype=np.uint64, endpoint=False), dtype)
+    return from_bits(
+        rng.integers(0, 1 << dtype.itemsize * 8, n, dtype=np.uint64, endpoint=False), dtype
+    )
 
 
 @_kind

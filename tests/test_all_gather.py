@@ -4,6 +4,7 @@ import functools
 import inspect
 import re
 
+import data
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,6 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-import data
 import jax_uzip
 from jax_uzip import Options
 from jax_uzip._src import codec, native, tiers
@@ -108,7 +108,11 @@ def test_every_dtype_keeps_every_bit(dtype, x64_for):
 
 @pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 511, 513, 4097])
 def test_every_size(n):
-    gather = jax.jit(sharded(lambda x: jax_uzip.all_gather(x, "x", options=Options(min_bytes=0))[None], mesh_of(x=4)))
+    gather = jax.jit(
+        sharded(
+            lambda x: jax_uzip.all_gather(x, "x", options=Options(min_bytes=0))[None], mesh_of(x=4)
+        )
+    )
     for kind in ("special", "zeros", "gaussian"):
         x = data.make(kind, "bfloat16", 4 * n)
         _assert_same_bits(gather(x), np.broadcast_to(x.reshape(4, n), (4, 4, n)))
@@ -117,9 +121,16 @@ def test_every_size(n):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
 def test_packed_leaves_keep_every_bit(dtype):
     shapes = [(), (3,), (5, 7), (2, 3, 4), (129,)]
-    gather = jax.jit(sharded(lambda xs: jax.tree.map(lambda x: x[None], ours([x[0] for x in xs], "x")), mesh_of(x=8)))
+    gather = jax.jit(
+        sharded(
+            lambda xs: jax.tree.map(lambda x: x[None], ours([x[0] for x in xs], "x")), mesh_of(x=8)
+        )
+    )
     for kind in data.KINDS:
-        xs = [data.make(kind, dtype, 8 * int(np.prod(s)), i).reshape(8, *s) for i, s in enumerate(shapes)]
+        xs = [
+            data.make(kind, dtype, 8 * int(np.prod(s)), i).reshape(8, *s)
+            for i, s in enumerate(shapes)
+        ]
         assert_same_bits(gather(xs), [np.broadcast_to(x, (8, *x.shape)) for x in xs])
 
 
@@ -155,7 +166,9 @@ def test_meshes(axes, name, tiled, check_vma):
     assert_same_bits(*(jax.jit(gather_on_all_axes(g))(x) for g in (ours, lax.all_gather)))
 
 
-@pytest.mark.parametrize("order", [(7, 6, 5, 4, 3, 2, 1, 0), (3, 0, 6, 1, 7, 2, 5, 4), (6, 2, 5, 1)])
+@pytest.mark.parametrize(
+    "order", [(7, 6, 5, 4, 3, 2, 1, 0), (3, 0, 6, 1, 7, 2, 5, 4), (6, 2, 5, 1)]
+)
 def test_permuted_and_partial_meshes(order):
     devices = np.array(jax.devices())[list(order)].reshape(2, -1)
     mesh = Mesh(devices, ("x", "y"), (AxisType.Auto,) * 2)
@@ -202,7 +215,10 @@ def test_axis_index_groups():
 def test_groups_may_choose_different_payload_sizes():
     """One group has only zeros and the other only random bits; both axes of the mesh, and groups."""
     x = np.stack([data.make(kind, "float32", 4096) for kind in ("zeros", "random_bits") * 2] * 2)
-    for name, kwargs in (("x", {}), (("x", "y"), {"axis_index_groups": [[0, 2, 4, 6], [1, 3, 5, 7]]})):
+    for name, kwargs in (
+        ("x", {}),
+        (("x", "y"), {"axis_index_groups": [[0, 2, 4, 6], [1, 3, 5, 7]]}),
+    ):
         f = lambda x: ours(x, name, **kwargs)[None]  # noqa: B023
         gather = jax.jit(sharded(f, mesh_of(x=4, y=2), check_vma=False))
         got = np.asarray(gather(x)).reshape(4, 2, 4, 4096)
@@ -267,7 +283,9 @@ def test_the_gate_sees_the_packed_message():
     assert count(min_bytes=400, pack_bytes=0) == 10
     assert count(min_bytes=401, pack_bytes=0) == 0
     assert count(min_bytes=0, pack_bytes=1000) == 5
-    assert count(min_bytes=1000, pack_bytes=1200) == 3  # three leaves thrice, the last one goes to lax
+    assert (
+        count(min_bytes=1000, pack_bytes=1200) == 3
+    )  # three leaves thrice, the last one goes to lax
 
 
 def test_leaves_of_different_types_are_not_packed():
@@ -291,7 +309,9 @@ def test_weak_types_stay_weak():
         out = jax.eval_shape(sharded(f, mesh_of(x=8), out_specs=P()), gaussian(8))
         return [(leaf.dtype, leaf.weak_type) for leaf in out]
 
-    with pytest.raises(ValueError, match="out_specs"):  # gathered values vary: the types are checked
+    with pytest.raises(
+        ValueError, match="out_specs"
+    ):  # gathered values vary: the types are checked
         types(ours)
     f = lambda g: sharded(lambda x: g([jnp.full((4,), 1.0), 2.0, x], "x"), mesh_of(x=8))
     a, b = (jax.eval_shape(f(g), gaussian(8)) for g in (ours, lax.all_gather))
@@ -426,7 +446,9 @@ def _inner_jit_called_twice(g, wrap):
 
 
 def _of_numpy_and_python_scalars(g, wrap):
-    return wrap(lambda x: g(np.ones((2, 3), np.float32), "x", tiled=True) + x[0, 0] + g(1.5, "x")[0])
+    return wrap(
+        lambda x: g(np.ones((2, 3), np.float32), "x", tiled=True) + x[0, 0] + g(1.5, "x")[0]
+    )
 
 
 TRANSFORMATIONS = [
@@ -511,7 +533,19 @@ def test_nested_shard_map():
 
 def test_pmap():
     x = gaussian(8, 6)
-    assert_same_bits(*(jax.pmap(lambda x, g=g: g(x, "i"), axis_name="i")(x) for g in (ours, lax.all_gather)))
+    assert_same_bits(
+        *(jax.pmap(lambda x, g=g: g(x, "i"), axis_name="i")(x) for g in (ours, lax.all_gather))
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_traced_with_64_bit_types_and_lowered_without(dtype, x64_for):
+    x = data.make("random_bits", dtype, 8 * 100)
+    with x64_for(dtype):
+        traced = jax.jit(sharded(lambda x: ours(x, "x")[None], mesh_of(x=8))).trace(x)
+    gather = traced.lower().compile()
+    with x64_for(dtype):
+        _assert_same_bits(gather(x), np.broadcast_to(x.reshape(8, 100), (8, 8, 100)))
 
 
 # ---- what goes to jax.lax untouched --------------------------------------------------------------
@@ -522,7 +556,10 @@ def _unshared(f):
 
 
 FALLBACKS = {
-    "one device on the axis": lambda g: (sharded(lambda x: g(x, "y"), mesh_of(x=8, y=1)), gaussian(64)),
+    "one device on the axis": lambda g: (
+        sharded(lambda x: g(x, "y"), mesh_of(x=8, y=1)),
+        gaussian(64),
+    ),
     "one device": lambda g: (sharded(lambda x: g(x, "x"), mesh_of(x=1)), gaussian(64)),
     "no axis": lambda g: (_unshared(lambda x: g(x, ())), gaussian(64)),
     "empty": lambda g: (_unshared(lambda x: g(x, "x")), jnp.zeros((8, 0))),
@@ -533,7 +570,10 @@ FALLBACKS = {
         sharded(lambda x: g(x, "x", to="invarying"), mesh_of(x=8), out_specs=P()),
         gaussian(64),
     ),
-    "vmap axis": lambda g: (jax.vmap(lambda x: g(x, "i", tiled=True), axis_name="i"), gaussian(4, 6)),
+    "vmap axis": lambda g: (
+        jax.vmap(lambda x: g(x, "i", tiled=True), axis_name="i"),
+        gaussian(4, 6),
+    ),
     "vmap axis, unmapped": lambda g: (
         jax.vmap(lambda x: x + g(jnp.ones(6), "i")[0], axis_name="i"),
         gaussian(4, 6),
@@ -597,7 +637,9 @@ def test_to_reduced_is_left_to_jax():
 def test_checked_axis_index_groups_are_left_to_jax():
     groups = [[0, 1, 2, 3], [4, 5, 6, 7]]
     f = lambda g: sharded(lambda x: g(x, "x", axis_index_groups=groups), mesh_of(x=8))
-    assert str(jax.make_jaxpr(f(ours))(gaussian(64))) == str(jax.make_jaxpr(f(lax.all_gather))(gaussian(64)))
+    assert str(jax.make_jaxpr(f(ours))(gaussian(64))) == str(
+        jax.make_jaxpr(f(lax.all_gather))(gaussian(64))
+    )
     assert_same_bits(*(jax.jit(f(g))(gaussian(64)) for g in (ours, lax.all_gather)))
 
 
@@ -685,9 +727,9 @@ def test_the_smallest_payload_that_fits_is_moved(dtype, sizes_taken):
         ("gaussian", 1.03),
         ("zeros", 0.05),
         ("random_bits", 1.01),
-        ("one_percent_zeros", 1.045),
-        ("relu", 1.045),
-        ("laplace", 1.045),
+        ("one_percent_zeros", 1.055),
+        ("relu", 1.055),
+        ("laplace", 1.055),
     ):
         x = data.make(kind, dtype, 8 * n)
         encoded = int(codec.encode_rows(jnp.asarray(x.reshape(8, n)))[1].max())

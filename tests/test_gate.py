@@ -1,12 +1,10 @@
+import data
 import numpy as np
 import pytest
 
-import data
 from jax_uzip import Options
 from jax_uzip._src import native
 from jax_uzip._src.gate import MAX_PAYLOAD_BYTES, Axis, Decision, Message, decide, supports
-from jax_uzip._src.packing import plan
-from jax_uzip._src.tiers import ALIGNMENT, SMALL_BYTES, gaussian_fraction, payload_sizes
 
 FLOAT32 = np.dtype("float32")
 ALL = Options(min_bytes=0)
@@ -14,7 +12,9 @@ BIG = 1 << 24
 
 
 def test_compresses_a_large_message_and_says_what():
-    assert decide(Message(FLOAT32, BIG), Axis(8), Options()) == Decision(True, f"float32, {4 * BIG} bytes")
+    assert decide(Message(FLOAT32, BIG), Axis(8), Options()) == Decision(
+        True, f"float32, {4 * BIG} bytes"
+    )
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,12 @@ def test_compresses_a_large_message_and_says_what():
         (Message(FLOAT32, 16383), Axis(8), Options(), "65532 bytes are under min_bytes=65536"),
         (Message(np.dtype("int32"), BIG), Axis(8), ALL, "int32 is not a dtype that the codec"),
         (Message(np.dtype(bool), BIG), Axis(8), ALL, "bool is not a dtype that the codec"),
-        (Message(FLOAT32, BIG), Axis(8), Options(dtypes=["bfloat16"]), "float32 is not in options.dtypes"),
+        (
+            Message(FLOAT32, BIG),
+            Axis(8),
+            Options(dtypes=["bfloat16"]),
+            "float32 is not in options.dtypes",
+        ),
         (Message(FLOAT32, BIG), Axis(8), Options(enabled=False), "options.enabled is False"),
         (Message(FLOAT32, 1 << 29), Axis(8), ALL, "over the 2 GiB"),
         (Message(FLOAT32, BIG), Axis(1), ALL, "the axis has one device"),
@@ -45,7 +50,12 @@ def test_the_threshold_is_exact():
 
 def test_every_payload_of_an_accepted_message_can_be_indexed():
     for dtype in native.dtypes():
-        for n in (1, BIG, MAX_PAYLOAD_BYTES // dtype.itemsize, MAX_PAYLOAD_BYTES // dtype.itemsize + 1):
+        for n in (
+            1,
+            BIG,
+            MAX_PAYLOAD_BYTES // dtype.itemsize,
+            MAX_PAYLOAD_BYTES // dtype.itemsize + 1,
+        ):
             if decide(Message(dtype, n), Axis(2), ALL).compress:
                 assert native.payload_capacity(n, dtype) <= MAX_PAYLOAD_BYTES
 
@@ -53,51 +63,3 @@ def test_every_payload_of_an_accepted_message_can_be_indexed():
 def test_the_catalogue_of_inputs_knows_every_dtype_of_the_codec():
     assert set(native.dtypes()) <= set(data.DTYPES.values())
     assert all(supports(dtype, ALL) for dtype in native.dtypes())
-
-
-# ---- payload sizes -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [1, 31, 1000, 65537, 1 << 20, 1 << 26])
-@pytest.mark.parametrize("dtype", native.dtypes(), ids=lambda dtype: dtype.name)
-def test_payload_sizes_rise_are_aligned_and_stay_under_raw(dtype, n):
-    sizes = payload_sizes(n, dtype, Options())
-    assert list(sizes) == sorted(set(sizes))
-    assert all(0 < size < min(n * dtype.itemsize, native.payload_capacity(n, dtype)) for size in sizes)
-    assert all(size % ALIGNMENT == 0 for size in sizes)
-    assert len(sizes) <= (3 if n * dtype.itemsize < SMALL_BYTES else 5)
-
-
-def test_payload_sizes_follow_the_options():
-    assert payload_sizes(25600, FLOAT32, Options(tiers=[0.25, 0.5])) == (25600, 51200)
-    assert payload_sizes(25600, FLOAT32, Options(tiers=[])) == ()
-
-
-def test_a_small_message_has_no_payload_as_large_as_raw():
-    assert payload_sizes(32, FLOAT32, ALL) == ()  # 128 bytes of payload would save nothing
-    assert payload_sizes(64, FLOAT32, ALL) == (128,)
-
-
-def test_complex_values_have_the_sizes_of_their_parts():
-    for whole, part in (("complex64", "float32"), ("complex128", "float64")):
-        assert gaussian_fraction(np.dtype(whole)) == gaussian_fraction(np.dtype(part))
-        assert payload_sizes(BIG, np.dtype(whole), ALL) == payload_sizes(2 * BIG, np.dtype(part), ALL)
-
-
-# ---- packing -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("sizes", "limit", "messages"),
-    [
-        ([], 100, []),
-        ([10, 20, 300, 30, 60], 100, [[0, 1, 3], [2], [4]]),
-        ([100, 1], 100, [[0], [1]]),
-        ([50, 50, 1], 100, [[0, 1], [2]]),
-        ([101, 101], 100, [[0], [1]]),
-        ([0, 5, 0], 0, [[0, 2], [1]]),
-        ([0, 5, 0], 5, [[0, 1, 2]]),
-    ],
-)
-def test_packing(sizes, limit, messages):
-    assert plan(sizes, limit) == messages

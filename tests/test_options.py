@@ -9,7 +9,9 @@ from jax_uzip._src.options import ENVIRONMENT, default, from_env
 def test_every_field_has_a_default_and_an_environment_variable():
     fields = Options.__dataclass_fields__
     assert {field for field, _ in ENVIRONMENT.values()} == set(fields)
-    assert all(variable == f"JAX_UZIP_{field.upper()}" for variable, (field, _) in ENVIRONMENT.items())
+    assert all(
+        variable == f"JAX_UZIP_{field.upper()}" for variable, (field, _) in ENVIRONMENT.items()
+    )
     assert from_env({}) == Options()
 
 
@@ -33,10 +35,18 @@ def test_options_are_immutable():
         ({"min_bytes": -1}, ValueError, "min_bytes must be 0 or more bytes, got -1"),
         ({"min_bytes": 1.5}, TypeError, "min_bytes must be an integer number of bytes, got 1.5"),
         ({"min_bytes": True}, TypeError, "min_bytes must be an integer"),
-        ({"pack_bytes": "1M"}, TypeError, "pack_bytes must be an integer number of bytes, got '1M'"),
+        (
+            {"pack_bytes": "1M"},
+            TypeError,
+            "pack_bytes must be an integer number of bytes, got '1M'",
+        ),
         ({"enabled": 1}, TypeError, "enabled must be True or False, got 1"),
         ({"dtypes": "bfloat16"}, TypeError, "dtypes must be a sequence of dtypes"),
-        ({"dtypes": ["int32"]}, ValueError, "int32, which the codec does not compress; choose among"),
+        (
+            {"dtypes": ["int32"]},
+            ValueError,
+            "int32, which the codec does not compress; choose among",
+        ),
         ({"dtypes": ["bf16"]}, ValueError, "bf16, which the codec does not compress"),
         ({"tiers": 0.5}, TypeError, "tiers must be a sequence of fractions"),
         ({"tiers": ["a"]}, TypeError, "tiers must be a sequence of fractions"),

@@ -37,7 +37,9 @@ class Axis(NamedTuple):
     """The static facts about the devices that take part."""
 
     size: int
-    partitioned_axes: tuple[str, ...] = ()  # mesh axes of more than one device left to the partitioner
+    partitioned_axes: tuple[
+        str, ...
+    ] = ()  # mesh axes of more than one device left to the partitioner
     checked_groups: bool = False  # axis_index_groups under check_vma=True
 
 

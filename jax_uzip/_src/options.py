@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -112,10 +111,12 @@ def _dtype_name(value: Any) -> str:
 def _check_tiers(name: str, value: Any) -> tuple[float, ...] | None:
     if value is None:
         return None
-    items = tuple(value) if isinstance(value, Iterable) else (None,)
-    if not all(isinstance(item, Real) for item in items):
+    if not isinstance(value, Iterable) or isinstance(value, str):
         raise TypeError(f"{name} must be a sequence of fractions or None, got {value!r}")
-    tiers = tuple(float(item) for item in items)
+    try:
+        tiers = tuple(map(float, value))
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a sequence of fractions, got {value!r}") from None
     if not all(0 < t < 1 for t in tiers) or list(tiers) != sorted(set(tiers)):
         raise ValueError(
             f"{name} must be rising fractions of the raw size between 0 and 1 (raw itself is always "

@@ -10,6 +10,7 @@ def plan(sizes: list[int], limit: int) -> list[list[int]]:
     [[0, 1, 3], [2], [4]]
     """
     messages: list[list[int]] = []
+    current: list[int] = []
     room = -1
     for i, size in enumerate(sizes):
         if size > limit:

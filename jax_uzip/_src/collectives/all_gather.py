@@ -1,7 +1,7 @@
 """`all_gather`: every device receives the values of all, in exactly the bits of `jax.lax.all_gather`."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax import Array, lax
@@ -112,10 +112,11 @@ def _plan(eqns: list[JaxprEqn], options: Options) -> list[list[JaxprEqn]]:
 
 
 def _decide(message: list[JaxprEqn], options: Options) -> gate.Decision:
-    aval, params = message[0].invars[0].aval, message[0].params
+    params = message[0].params
+    aval: Any = message[0].invars[0].aval
     grouped = params["axis_index_groups"] is not None
     return gate.decide(
-        gate.Message(aval.dtype, sum(gather.invars[0].aval.size for gather in message)),
+        gate.Message(aval.dtype, sum(_size(gather) for gather in message)),
         gate.Axis(
             size=params["axis_size"],
             partitioned_axes=jax_compat.partitioned_axes(),
@@ -145,6 +146,10 @@ def _gather(
         )
         for eqn, shard, piece in zip(message, shards, pieces, strict=True)
     }
+
+
+def _size(gather: JaxprEqn) -> int:
+    return cast(Any, gather.invars[0].aval).size
 
 
 def _nbytes(aval: Any) -> int:
