@@ -34,11 +34,6 @@ inline Octet valid_bytes(int unit, int n) {
   return left >= 8 ? ~Octet{0} : (Octet{1} << (8 * left)) - 1;
 }
 
-inline int block_index(int group, int groups) {
-  int lane = group % kLaneCount, rest = groups % kLaneCount;
-  return lane * (groups / kLaneCount) + (lane < rest ? lane : rest) + group / kLaneCount;
-}
-
 // Ranks by distance below kTop + 2: the fixed table of aligned blocks.
 template <class D>
 struct AlignedRanks {
@@ -68,10 +63,10 @@ struct TableRanks {
 template <class Ranks>
 int encode_level1(const Ranks& ranks, int groups, uint8_t* codes, Workspace& ws) {
   Lanes::Reg<int> counts{};
-  Lanes::each_group(groups, [&](int lane, int group) {
+  Lanes::each_group(groups, [&](int lane, int group, int index) {
     Octet code = Lanes::below(3, ranks(ws.symbols[group]));
     ws.escapes[group] = Lanes::zero_bytes(code);
-    store(codes + 2 * block_index(group, groups), static_cast<uint16_t>(Lanes::pack<2>(code)));
+    store(codes + 2 * index, static_cast<uint16_t>(Lanes::pack<2>(code)));
     counts[lane] += Lanes::count(ws.escapes[group]);
   });
   return Lanes::append(counts, [&](int lane, int offset) {
@@ -131,26 +126,32 @@ int encode_levels(const Ranks& ranks, int groups, uint8_t* codes, uint8_t* tail,
 // The alignment constant of the groups from `first` on, from the first two values of each group in an even piece.
 template <class D>
 uint16_t align(const uint8_t* values, int first, int groups) {
-  int end = groups < first + kAlignmentPieces * kLaneCount ? groups : first + kAlignmentPieces * kLaneCount;
-  if (first >= end) return 0;
-  constexpr int stride = 8 * D::kShape.value_bytes;
-  Lanes::Reg<uint32_t> largest{}, sum{}, count{};
-  Lanes::each([&](int lane) {
-    for (int g = first + lane; g < end; g += 2 * kLaneCount) {
-      uint32_t a = D::magnitude(values + g * stride, 0), b = D::magnitude(values + g * stride, 1);
-      uint32_t c = a > b ? a : b;
-      largest[lane] = largest[lane] > c ? largest[lane] : c;
-      count[lane] += 2;
+  constexpr int kSampled = kAlignmentPieces / 2, stride = 8 * D::kShape.value_bytes;
+  if (first >= groups) return 0;
+  Lanes::Reg<uint32_t> sample[kSampled][2], largest{}, sum{};
+  uint32_t count = 0;
+  int lanes[kSampled];
+  for (int i = 0; i < kSampled; ++i) {
+    int left = groups - first - 2 * i * kLaneCount;
+    lanes[i] = left < 0 ? 0 : left < kLaneCount ? left : kLaneCount;
+    count += 2 * static_cast<uint32_t>(lanes[i]);
+    const uint8_t* piece = values + (first + 2 * i * kLaneCount) * stride;
+    for (int j = 0; j < 2; ++j) {
+      Lanes::each_below(lanes[i], [&](int lane) { sample[i][j][lane] = D::magnitude(piece + lane * stride, j); });
+      Lanes::each_below(lanes[i], [&](int lane) {
+        largest[lane] = largest[lane] > sample[i][j][lane] ? largest[lane] : sample[i][j][lane];
+      });
     }
-  });
+  }
   uint32_t floor = D::clamp_below(Lanes::max(largest));
-  Lanes::each([&](int lane) {
-    for (int g = first + lane; g < end; g += 2 * kLaneCount) {
-      uint32_t a = D::magnitude(values + g * stride, 0), b = D::magnitude(values + g * stride, 1);
-      sum[lane] += (a > floor ? a : floor) + (b > floor ? b : floor);
+  for (int i = 0; i < kSampled; ++i) {
+    for (int j = 0; j < 2; ++j) {
+      Lanes::each_below(lanes[i], [&](int lane) {
+        sum[lane] += sample[i][j][lane] > floor ? sample[i][j][lane] : floor;
+      });
     }
-  });
-  return D::constant(Lanes::sum(sum), Lanes::sum(count));
+  }
+  return D::constant(Lanes::sum(sum), count);
 }
 
 template <class D>
@@ -193,14 +194,14 @@ BlockHeader encode_block(const uint8_t* values, int count, uint8_t* planes, uint
   uint8_t* padding = out.codes + 2 * groups;
   Lanes::clear(padding, static_bytes(D::kShape, groups) - static_cast<int>(padding - planes));
   Lanes::Reg<int> outside{};
-  Lanes::each_group(groups, [&](int lane, int group) {
+  Lanes::each_group(groups, [&](int lane, int group, [[maybe_unused]] int index) {
     Octet low;
     uint16_t c = header.alignment[group / (kAlignmentPieces * kLaneCount)];
     outside[lane] |= !D::split(values + 8 * width * group, c, group, out, &ws.symbols[group], &low);
     if constexpr (D::kShape.low_bits > 0) {
       uint64_t bits = Lanes::pack<D::kShape.low_bits>(low);
-      Lanes::copy(out.low_bits + D::kShape.low_bits * block_index(group, groups),
-                  reinterpret_cast<const uint8_t*>(&bits), D::kShape.low_bits);
+      Lanes::copy(out.low_bits + D::kShape.low_bits * index, reinterpret_cast<const uint8_t*>(&bits),
+                  D::kShape.low_bits);
     }
   });
   if (Lanes::any(outside) != 0) return encode_raw<D>(values, groups, planes, tail);
@@ -373,11 +374,11 @@ BlockError decode_block(const BlockHeader& header, int count, const uint8_t* pla
   if (error != BlockError::kNone) return error;
 
   uint8_t* to = count % kGroupValues == 0 ? values : ws.padded;
-  Lanes::each_group(groups, [&](int, int group) {
+  Lanes::each_group(groups, [&](int, int group, [[maybe_unused]] int index) {
     uint64_t bits = 0;
     Octet low = 0;
     if constexpr (D::kShape.low_bits > 0) {
-      Lanes::copy(reinterpret_cast<uint8_t*>(&bits), in.low_bits + D::kShape.low_bits * block_index(group, groups),
+      Lanes::copy(reinterpret_cast<uint8_t*>(&bits), in.low_bits + D::kShape.low_bits * index,
                   D::kShape.low_bits);
       low = Lanes::unpack<D::kShape.low_bits>(bits);
     }

@@ -59,14 +59,27 @@ struct Lanes {
     for (int lane = 0; lane < kLaneCount; ++lane) f(lane);
   }
 
-  // f(lane, group) for every group, on the CPU in memory order.
+  // f(lane) in the first n lanes.
   template <class F>
-  static void each_group(int groups, F f) {
-    for (int group = 0; group < groups; ++group) f(group % kLaneCount, group);
+  static void each_below(int n, F f) {
+    for (int lane = 0; lane < n; ++lane) f(lane);
   }
 
-  // f(group, index) for the groups of one lane; index is the group's place in block order, in which each lane's pieces
-  // follow each other.
+  // f(lane, group, index) for every group, on the CPU in memory order; index is the group's place in block order, in
+  // which each lane's pieces follow each other.
+  template <class F>
+  static void each_group(int groups, F f) {
+    int whole = groups / kLaneCount, rest = groups % kLaneCount;
+    for (int first = 0, piece = 0; first < groups; first += kLaneCount, ++piece) {
+      int lanes = groups - first < kLaneCount ? groups - first : kLaneCount;
+      for (int lane = 0, index = piece; lane < lanes; ++lane) {
+        f(lane, first + lane, index);
+        index += whole + (lane < rest ? 1 : 0);
+      }
+    }
+  }
+
+  // f(group, index) for the groups of one lane.
   template <class F>
   static void each_piece(int lane, int groups, F f) {
     int whole = groups / kLaneCount, rest = groups % kLaneCount;
@@ -183,8 +196,13 @@ struct Lanes {
 
   // 0xff where a byte is zero, else 0.
   static Octet zero_bytes(Octet o) {
+#ifdef UZIP_X86_64_V3
+    return static_cast<Octet>(
+        _mm_cvtsi128_si64(_mm_cmpeq_epi8(_mm_cvtsi64_si128(static_cast<long long>(o)), _mm_setzero_si128())));
+#else
     Octet nonzero = ((o & kLow7) + kLow7) | o;  // bit 7 of each byte that is not zero
     return ((~nonzero >> 7) & kEachByte) * 0xff;
+#endif
   }
 
   static int count(Octet mask) { return __builtin_popcountll(mask) >> 3; }
