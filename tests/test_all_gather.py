@@ -212,20 +212,6 @@ def test_axis_index_groups():
     assert_same_bits(*(jax.jit(gather(g))(x) for g in (ours, lax.all_gather)))
 
 
-def test_groups_may_choose_different_payload_sizes():
-    """One group has only zeros and the other only random bits; both axes of the mesh, and groups."""
-    x = np.stack([data.make(kind, "float32", 4096) for kind in ("zeros", "random_bits") * 2] * 2)
-    for name, kwargs in (
-        ("x", {}),
-        (("x", "y"), {"axis_index_groups": [[0, 2, 4, 6], [1, 3, 5, 7]]}),
-    ):
-        f = lambda x: ours(x, name, **kwargs)[None]  # noqa: B023
-        gather = jax.jit(sharded(f, mesh_of(x=4, y=2), check_vma=False))
-        got = np.asarray(gather(x)).reshape(4, 2, 4, 4096)
-        _assert_same_bits(got[:, 0], np.broadcast_to(x.reshape(4, 2, 4096)[:, 0], (4, 4, 4096)))
-        _assert_same_bits(got[:, 1], np.broadcast_to(x.reshape(4, 2, 4096)[:, 1], (4, 4, 4096)))
-
-
 # ---- pytrees -----------------------------------------------------------------------------------
 
 
@@ -490,9 +476,11 @@ def test_transformations(transformation, check_vma):
 
 def test_vmap_stays_compressed_and_becomes_one_message():
     f = sharded(jax.vmap(lambda row: ours(row, "x")), mesh_of(x=4))
-    names = primitives(jax.make_jaxpr(f)(gaussian(16, 6)).jaxpr)
+    traced = jax.make_jaxpr(f)(gaussian(16, 6))
+    names = primitives(traced.jaxpr)
     assert names.count("uzip_all_gather") == 1
     assert "all_gather" not in names
+    assert str(SMALL) in str(traced)
 
 
 def test_derivatives_stay_compressed_where_jax_gathers():
@@ -750,3 +738,19 @@ def test_one_device_with_hard_data_decides_for_all(sizes_taken):
     jax.effects_barrier()
     assert sizes_taken == [2 << 15] * 8
     _assert_same_bits(got, np.broadcast_to(x, (8, *x.shape)))
+
+
+def test_groups_choose_payload_sizes_for_themselves(sizes_taken):
+    """One group has only zeros and the other only random bits: along a mesh axis, and in groups."""
+    n = 4096
+    x = np.stack([data.make(kind, "float32", n) for kind in ("zeros", "random_bits") * 4])
+    expected = np.stack([np.broadcast_to(x[i % 2 :: 2], (4, 4, n))[0] for i in range(8)])
+    groups = [[0, 2, 4, 6], [1, 3, 5, 7]]
+    for name, kwargs in (("x", {}), (("x", "y"), {"axis_index_groups": groups})):
+        f = lambda x: jax_uzip.all_gather(x[0], name, options=SMALL, **kwargs)[None]  # noqa: B023
+        got = jax.jit(sharded(f, mesh_of(x=4, y=2), check_vma=False))(x)
+        _assert_same_bits(got, expected)
+        jax.effects_barrier()
+        (encoded,) = tiers.payload_sizes(n, np.dtype("float32"), SMALL)
+        assert sorted(sizes_taken) == [encoded] * 4 + [4 * n] * 4
+        sizes_taken.clear()

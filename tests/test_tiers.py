@@ -84,6 +84,9 @@ def test_common_data_fits_closely(name, n):
     for kind, spare in SPARE.items():
         encoded, payload = encoded_and_payload(kind)
         assert payload <= spare * encoded, (kind, payload / encoded)
+    if n > 2 * SMALL_VALUES:
+        encoded, payload = encoded_and_payload("gaussian")
+        assert payload <= 1.012 * encoded
     assert encoded_and_payload("zeros")[1] <= 0.05 * n * dtype.itemsize
     assert encoded_and_payload("random_bits")[1] == n * dtype.itemsize
 

@@ -89,10 +89,7 @@ def all_gather(
 
 def _may_compress(leaves: list[Any], options: Options) -> bool:
     """False, cheaply, for most small calls: nothing in them can make a message worth compressing."""
-    try:
-        avals = [jax.typeof(leaf) for leaf in leaves]
-    except TypeError:
-        return False  # no values of JAX's: its own error is the best
+    avals = [jax.typeof(leaf) for leaf in leaves]
     nbytes = [_nbytes(aval) for aval in avals if gate.supports(aval.dtype, options)]
     return bool(nbytes) and sum(nbytes) >= options.min_bytes
 
