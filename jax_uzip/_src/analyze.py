@@ -199,9 +199,10 @@ def _check(name: str, x: Any) -> None:
         raise TypeError(f"analyze needs values, and {name} is a jax.ShapeDtypeStruct without any")
     if isinstance(x, jax.core.Tracer):
         raise TypeError(f"analyze needs values, and {name} is traced: call it outside of jit")
-    numeric = isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
-    if not numeric or getattr(x, "dtype", None) == np.dtype(object):
+    if not isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
         raise TypeError(f"analyze takes NumPy and JAX arrays, and {name} is a {type(x).__name__}")
+    if isinstance(x, np.ndarray) and x.dtype.hasobject:
+        raise TypeError(f"analyze takes numbers, and {name} is a ndarray of Python objects")
 
 
 def _target(dtype: Any, cast: DTypeLike | None) -> np.dtype[Any] | None:
