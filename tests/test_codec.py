@@ -20,7 +20,8 @@ LAYOUTS = (native.COMPACT, native.SLOTTED)
 
 def assert_same_bits(got, want):
     got = np.asarray(got)
-    assert got.dtype == want.dtype and got.shape == want.shape
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
     np.testing.assert_array_equal(data.bits(got), data.bits(want))
 
 
@@ -118,7 +119,8 @@ def test_a_payload_may_be_cut_to_its_used_bytes_or_be_longer():
 def test_vmap_and_scan_encode_each_part_for_itself():
     x = data.make("gaussian", ml_dtypes.bfloat16, 6 * 700).reshape(2, 3, 700)
     stacked = jax.vmap(jax.vmap(jax_uzip.encode, in_axes=1), in_axes=1)(x.transpose(2, 0, 1))
-    assert stacked.shape == (700,) and stacked.payload.shape[:2] == (2, 3)
+    assert stacked.shape == (700,)
+    assert stacked.payload.shape[:2] == (2, 3)
     for i in range(2):
         for j in range(3):
             alone = jax_uzip.encode(x[i, j])
@@ -184,12 +186,12 @@ def test_arrays_over_the_size_limit_are_refused_before_anything_is_done():
 def test_an_encoded_that_contradicts_itself_is_refused():
     e = jax_uzip.encode(data.make("gaussian", np.float32, 1000))
     wrong = [
-        (dict(format_version=99), "format_version is 99.*reads 1"),
-        (dict(shape=(999,)), "holds 1000 values, 999 were asked for"),
-        (dict(dtype=np.dtype(np.float16)), "holds dtype float32, float16 was asked for"),
-        (dict(payload=e.payload[:-1]), "there are"),
-        (dict(payload=e.payload[:10]), "too few for the header"),
-        (dict(payload=e.payload ^ 255), "does not begin with"),
+        ({"format_version": 99}, "format_version is 99.*reads 1"),
+        ({"shape": (999,)}, "holds 1000 values, 999 were asked for"),
+        ({"dtype": np.dtype(np.float16)}, "holds dtype float32, float16 was asked for"),
+        ({"payload": e.payload[:-1]}, "there are"),
+        ({"payload": e.payload[:10]}, "too few for the header"),
+        ({"payload": e.payload ^ 255}, "does not begin with"),
     ]
     for change, message in wrong:
         with pytest.raises(ValueError, match=message):

@@ -13,8 +13,8 @@
 
 namespace uzip::UZIP_ISA {
 
-constexpr int kMaxTailBytes = 4 * (level2_words(kMaxBlockValues) + level3_words(kMaxBlockValues) +
-                                   level4_words(kMaxBlockValues) + kTableWords);
+constexpr int kMaxTailBytes =
+    4 * (level2_words(kMaxBlockValues) + level3_words(kMaxBlockValues) + level4_words(kMaxBlockValues) + kTableWords);
 constexpr int kSlack = 16;  // octets are read and written whole
 
 // Scratch of one block: the shared memory of a warp.
@@ -89,23 +89,22 @@ int encode_level(const Ranks& ranks, int n, const uint8_t* from, uint8_t* to, ui
   if (n == 0) return 0;
   int words = Bits == 2 ? level2_words(n) : level3_words(n);
   store<uint32_t>(tail + 4 * (words - 1), 0);
-  return Lanes::append_units(
-      (n + 7) / 8,
-      [&](int unit) {
-        Octet symbols = load<Octet>(from + 8 * unit), valid = valid_bytes(unit, n);
-        Octet code = Lanes::below(limit, ranks(symbols)) & valid;
-        Octet escapes = Lanes::zero_bytes(code) & valid;
-        return Level{code, symbols, escapes, Lanes::count(escapes)};
-      },
-      [&](int unit, const Level& level, int offset) {
-        uint64_t bits = Lanes::pack<Bits>(level.code);
-        if constexpr (Bits == 2) {
-          store(tail + 2 * unit, static_cast<uint16_t>(bits));
-        } else {
-          store(tail + 3 * unit, static_cast<uint32_t>(bits));
-        }
-        store(to + offset, Lanes::compact(level.symbols, level.escapes));
-      });
+  return Lanes::append_units((n + 7) / 8,
+                             [&](int unit) {
+                               Octet symbols = load<Octet>(from + 8 * unit), valid = valid_bytes(unit, n);
+                               Octet code = Lanes::below(limit, ranks(symbols)) & valid;
+                               Octet escapes = Lanes::zero_bytes(code) & valid;
+                               return Level{code, symbols, escapes, Lanes::count(escapes)};
+                             },
+                             [&](int unit, const Level& level, int offset) {
+                               uint64_t bits = Lanes::pack<Bits>(level.code);
+                               if constexpr (Bits == 2) {
+                                 store(tail + 2 * unit, static_cast<uint16_t>(bits));
+                               } else {
+                                 store(tail + 3 * unit, static_cast<uint32_t>(bits));
+                               }
+                               store(to + offset, Lanes::compact(level.symbols, level.escapes));
+                             });
 }
 
 // Levels 1 to 4 into `codes` and `tail`. Returns the words of the tail; k2 and k4 are the escapes of levels 1 and 3.
@@ -146,9 +145,8 @@ uint16_t align(const uint8_t* values, int first, int groups) {
   uint32_t floor = D::clamp_below(Lanes::max(largest));
   for (int i = 0; i < kSampled; ++i) {
     for (int j = 0; j < 2; ++j) {
-      Lanes::each_below(lanes[i], [&](int lane) {
-        sum[lane] += sample[i][j][lane] > floor ? sample[i][j][lane] : floor;
-      });
+      Lanes::each_below(lanes[i],
+                        [&](int lane) { sum[lane] += sample[i][j][lane] > floor ? sample[i][j][lane] : floor; });
     }
   }
   return D::constant(Lanes::sum(sum), count);
@@ -244,28 +242,28 @@ BlockHeader encode_block(const uint8_t* values, int count, uint8_t* planes, uint
 // How many of the first n codes of `Bits` bits, packed by octets of them, are escapes.
 template <int Bits>
 int count_escapes(const uint8_t* codes, int n) {
-  return Lanes::append_units(
-      (n + 7) / 8,
-      [&](int unit) {
-        Octet escapes = Lanes::zero_bytes(Lanes::unpack<Bits>(load<uint32_t>(codes + Bits * unit)));
-        return Level{0, 0, 0, Lanes::count(escapes & valid_bytes(unit, n))};
-      },
-      [](int, const Level&, int) {});
+  return Lanes::append_units((n + 7) / 8,
+                             [&](int unit) {
+                               Octet escapes =
+                                   Lanes::zero_bytes(Lanes::unpack<Bits>(load<uint32_t>(codes + Bits * unit)));
+                               return Level{0, 0, 0, Lanes::count(escapes & valid_bytes(unit, n))};
+                             },
+                             [](int, const Level&, int) {});
 }
 
 // The n symbols of a level from its codes and from the symbols of the level below it.
 template <int Bits>
 void decode_level(const uint8_t* codes, int n, const uint8_t table[16], const uint8_t* escaped, uint8_t* to) {
-  Lanes::append_units(
-      (n + 7) / 8,
-      [&](int unit) {
-        Octet code = Lanes::unpack<Bits>(load<uint32_t>(codes + Bits * unit));
-        Octet escapes = Lanes::zero_bytes(code);
-        return Level{code, 0, escapes, Lanes::count(escapes)};
-      },
-      [&](int unit, const Level& level, int offset) {
-        store(to + 8 * unit, Lanes::lookup(level.code, table) | Lanes::expand(load<Octet>(escaped + offset), level.escapes));
-      });
+  Lanes::append_units((n + 7) / 8,
+                      [&](int unit) {
+                        Octet code = Lanes::unpack<Bits>(load<uint32_t>(codes + Bits * unit));
+                        Octet escapes = Lanes::zero_bytes(code);
+                        return Level{code, 0, escapes, Lanes::count(escapes)};
+                      },
+                      [&](int unit, const Level& level, int offset) {
+                        store(to + 8 * unit, Lanes::lookup(level.code, table) |
+                                                 Lanes::expand(load<Octet>(escaped + offset), level.escapes));
+                      });
 }
 
 // Whether the bits of a word-padded field after the first `used` are zero.
@@ -276,7 +274,8 @@ inline bool padding_is_zero(const uint8_t* field, int words, int used) {
 
 // Symbols of a coded block into ws.symbols.
 template <class D>
-BlockError decode_symbols(const BlockHeader& header, int groups, const uint8_t* codes, const uint8_t* tail, Workspace& ws) {
+BlockError decode_symbols(const BlockHeader& header, int groups, const uint8_t* codes, const uint8_t* tail,
+                          Workspace& ws) {
   int left = header.tail_words;
   auto take = [&left](int words) {
     left -= words;
@@ -333,8 +332,7 @@ BlockError decode_symbols(const BlockHeader& header, int groups, const uint8_t* 
     Lanes::each_piece(lane, groups, [&](int group, int index) {
       Octet code = Lanes::unpack<2>(load<uint16_t>(codes + 2 * index));
       Octet escapes = Lanes::zero_bytes(code);
-      ws.symbols[group] =
-          Lanes::lookup(code, table1) | Lanes::expand(load<Octet>(ws.stream2 + offset), escapes);
+      ws.symbols[group] = Lanes::lookup(code, table1) | Lanes::expand(load<Octet>(ws.stream2 + offset), escapes);
       offset += Lanes::count(escapes);
     });
   });
@@ -344,8 +342,8 @@ BlockError decode_symbols(const BlockHeader& header, int groups, const uint8_t* 
 // Decodes `count` values. Reads static_bytes() bytes of `planes` (none of a constant block's) and header.tail_words
 // words of `tail`, whatever they hold.
 template <class D>
-BlockError decode_block(const BlockHeader& header, int count, const uint8_t* planes, const uint8_t* tail, uint8_t* values,
-                        Workspace& ws) {
+BlockError decode_block(const BlockHeader& header, int count, const uint8_t* planes, const uint8_t* tail,
+                        uint8_t* values, Workspace& ws) {
   constexpr int width = D::kShape.value_bytes;
   const int groups = groups_of(count);
   const int raw_words = raw_tail_words(D::kShape, groups);
@@ -378,8 +376,7 @@ BlockError decode_block(const BlockHeader& header, int count, const uint8_t* pla
     uint64_t bits = 0;
     Octet low = 0;
     if constexpr (D::kShape.low_bits > 0) {
-      Lanes::copy(reinterpret_cast<uint8_t*>(&bits), in.low_bits + D::kShape.low_bits * index,
-                  D::kShape.low_bits);
+      Lanes::copy(reinterpret_cast<uint8_t*>(&bits), in.low_bits + D::kShape.low_bits * index, D::kShape.low_bits);
       low = Lanes::unpack<D::kShape.low_bits>(bits);
     }
     uint16_t c = header.alignment[group / (kAlignmentPieces * kLaneCount)];

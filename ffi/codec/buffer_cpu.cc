@@ -192,7 +192,8 @@ class Cursor {
     }
     // The last block's planes may be shorter than the others', so no block before it may have its place.
     const bool is_last = block_ + 1 == c_.g.blocks;
-    if (stored && at_.stored_blocks >= c_.stored - (c_.last_stored && !is_last ? 1 : 0)) return "there are fewer planes than blocks that need them";
+    if (stored && at_.stored_blocks >= c_.stored - (c_.last_stored && !is_last ? 1 : 0))
+      return "there are fewer planes than blocks that need them";
     *planes = c_.base + c_.g.planes + at_.stored_blocks * static_cast<uint64_t>(c_.g.static_full);
     *tail = c_.base + c_.tails + 4 * static_cast<uint64_t>(at_.tail_words);
     if (stored && is_last && at_.stored_blocks + 1 != c_.stored) {
@@ -211,7 +212,8 @@ class Cursor {
     if (end.tail_words != at_.tail_words || end.stored_blocks != at_.stored_blocks) {
       return "the directory does not fit the blocks of its chunk";
     }
-    if (chunk == 0 && (c_.entry(0).tail_words | c_.entry(0).stored_blocks) != 0) return "the directory does not begin at 0";
+    if (chunk == 0 && (c_.entry(0).tail_words | c_.entry(0).stored_blocks) != 0)
+      return "the directory does not begin at 0";
     return nullptr;
   }
 
@@ -225,9 +227,9 @@ class Cursor {
 
 const char* name_of(DType dtype) {
   static constexpr const char* kNames[kDTypes] = {
-      "of an unknown code", "bfloat16",           "float16",     "float32",     "float64",
-      "float8_e4m3fn",      "float8_e4m3fnuz",    "float8_e4m3b11fnuz", "float8_e4m3", "float8_e5m2",
-      "float8_e5m2fnuz",    "float8_e3m4",        "float8_e8m0fnu"};
+      "of an unknown code", "bfloat16",           "float16",     "float32",     "float64",         "float8_e4m3fn",
+      "float8_e4m3fnuz",    "float8_e4m3b11fnuz", "float8_e4m3", "float8_e5m2", "float8_e5m2fnuz", "float8_e3m4",
+      "float8_e8m0fnu"};
   auto code = static_cast<unsigned>(dtype);
   return kNames[code < kDTypes ? code : 0];
 }
@@ -281,8 +283,15 @@ uint64_t encode(DType dtype, const void* values, uint64_t count, Layout layout, 
   });
 
   // 2. Compact: planes close up over constant blocks, then tails over all that is free before them.
-  ContainerHeader head{kMagic, kFormatVersion, static_cast<uint8_t>(dtype), static_cast<uint8_t>(g.block_log2),
-                       static_cast<uint8_t>(layout), count, g.slotted_end, static_cast<uint32_t>(g.blocks), 0};
+  ContainerHeader head{kMagic,
+                       kFormatVersion,
+                       static_cast<uint8_t>(dtype),
+                       static_cast<uint8_t>(g.block_log2),
+                       static_cast<uint8_t>(layout),
+                       count,
+                       g.slotted_end,
+                       static_cast<uint32_t>(g.blocks),
+                       0};
   const uint64_t header_end = g.headers + g.blocks * static_cast<uint64_t>(g.header_bytes);
   std::memset(payload + header_end, 0, g.planes - header_end);
   if (layout == Layout::kCompact) {

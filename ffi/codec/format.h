@@ -144,9 +144,9 @@ static constexpr int static_bytes(DTypeShape s, int groups) {
 
 // Words that a raw block has in its tail: what its planes' room does not hold. No coded block's tail is as long.
 static constexpr int raw_tail_words(DTypeShape s, int groups) {
-  return static_cast<int>(ceil_div(static_cast<uint64_t>(s.value_bytes) * kGroupValues * groups -
-                                       static_cast<uint64_t>(static_bytes(s, groups)),
-                                   4));
+  return static_cast<int>(ceil_div(
+      static_cast<uint64_t>(s.value_bytes) * kGroupValues * groups - static_cast<uint64_t>(static_bytes(s, groups)),
+      4));
 }
 
 static constexpr int constant_tail_words(DTypeShape s) { return s.value_bytes == 8 ? 2 : 1; }

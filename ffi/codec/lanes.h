@@ -273,11 +273,11 @@ struct Lanes {
   // max(limit - byte, 0) for each byte below 128.
   static Octet below(uint8_t limit, Octet o) {
 #ifdef UZIP_X86_64_V3
-    return static_cast<Octet>(_mm_cvtsi128_si64(_mm_subs_epu8(_mm_set1_epi8(static_cast<char>(limit)),
-                                                             _mm_cvtsi64_si128(static_cast<long long>(o)))));
+    return static_cast<Octet>(_mm_cvtsi128_si64(
+        _mm_subs_epu8(_mm_set1_epi8(static_cast<char>(limit)), _mm_cvtsi64_si128(static_cast<long long>(o)))));
 #else
     constexpr Octet top = 0x80 * kEachByte;
-    Octet d = (top | limit * kEachByte) - o;         // bit 7 stays where limit >= byte
+    Octet d = (top | limit * kEachByte) - o;  // bit 7 stays where limit >= byte
     return d & (((d & top) >> 7) * 0x7f);
 #endif
   }
@@ -348,9 +348,8 @@ struct Lanes {
 #ifdef UZIP_X86_64_V3
     __m128i h = _mm_unpacklo_epi8(_mm_cvtsi64_si128(static_cast<long long>(middle)),
                                   _mm_cvtsi64_si128(static_cast<long long>(high)));
-    __m256i y = _mm256_or_si256(
-        _mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16),
-        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves))));
+    __m256i y = _mm256_or_si256(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16),
+                                _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves))));
     y = _mm256_or_si256(_mm256_srli_epi32(y, 1), _mm256_slli_epi32(y, 31));
     y = _mm256_sub_epi32(y, _mm256_set1_epi32(static_cast<int>(add)));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), y);

@@ -23,7 +23,8 @@ class Accumulator {
   explicit Accumulator(DType dtype);
   // Adds `count` values to the sums; the first of several addends replaces them, so that -0 stays -0.
   void add(const uint8_t* values, int count, bool first);
-  // Writes the sums, rounded to nearest even (float8_e8m0fnu: halfway up); a NaN becomes the dtype's canonical quiet NaN.
+  // Writes the sums, rounded to nearest even (float8_e8m0fnu: halfway up); a NaN becomes the dtype's canonical quiet
+  // NaN.
   void round(uint8_t* values, int count) const;
 
  private:

@@ -25,9 +25,8 @@ static ffi::Error decode_rows(ffi::ThreadPool pool, ffi::BufferR2<ffi::U8> paylo
   return ffi::Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(
-    kDecodeHandler, decode_rows,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::BufferR2<ffi::U8>>().Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER(kDecodeHandler, decode_rows,
+                       ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::BufferR2<ffi::U8>>().Ret<ffi::AnyBuffer>());
 
 XLA_FFI_Handler* const kDecode = kDecodeHandler;
 

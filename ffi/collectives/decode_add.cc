@@ -12,15 +12,15 @@ static ffi::Error decode_add_rows(ffi::ThreadPool pool, ffi::BufferR2<ffi::U8> p
   if (x->dimensions().size() != 1) return invalid("uzip_decode_add: x must have shape [n]");
   const auto ranks = static_cast<uint64_t>(payload.dimensions()[0]);
   const uint64_t count = static_cast<uint64_t>(x->dimensions()[0]) * values->per_element;
-  std::string wrong = decode_add(values->dtype, payload.typed_data(), ranks, static_cast<uint64_t>(payload.dimensions()[1]),
-                                 x->untyped_data(), count, on_pool(pool));
+  std::string wrong =
+      decode_add(values->dtype, payload.typed_data(), ranks, static_cast<uint64_t>(payload.dimensions()[1]),
+                 x->untyped_data(), count, on_pool(pool));
   if (!wrong.empty()) return invalid("uzip_decode_add: " + wrong);
   return ffi::Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(
-    kDecodeAddHandler, decode_add_rows,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::BufferR2<ffi::U8>>().Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER(kDecodeAddHandler, decode_add_rows,
+                       ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::BufferR2<ffi::U8>>().Ret<ffi::AnyBuffer>());
 
 XLA_FFI_Handler* const kDecodeAdd = kDecodeAddHandler;
 

@@ -45,7 +45,9 @@ std::optional<Values> values_of(ffi::DataType dtype) {
   }
 }
 
-ffi::Error invalid(const std::string& what) { return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jax_uzip: " + what); }
+ffi::Error invalid(const std::string& what) {
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jax_uzip: " + what);
+}
 
 Parallel on_pool(ffi::ThreadPool& pool) {
   // The caller works too and waits only for tasks that have begun. So a pool whose threads are all taken, perhaps by

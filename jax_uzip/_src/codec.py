@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from numpy.typing import DTypeLike, NDArray
@@ -81,7 +82,7 @@ def encode(x: Array | NDArray[Any]) -> Encoded:
     _check(x.size, x.dtype)
     rows = jax_compat.replicated(x).reshape(1, x.size)
     payload, nbytes = (result[0] for result in encode_rows(rows, fill=True))
-    if not isinstance(nbytes, jax.core.Tracer):
+    if not isinstance(nbytes, Tracer):
         payload = lax.slice(payload, (0,), (int(nbytes),))
     return Encoded(payload=payload, nbytes=nbytes, dtype=np.dtype(x.dtype), shape=x.shape)
 
@@ -205,7 +206,9 @@ def _decode_add_batch(args, dims, *, n, dtype):
     return lax.map(lambda rows: decode_add_rows(rows, n, dtype), payload), 0
 
 
-def _primitive(name: str, target: str, rule, batch, *, attributes=(), results: int = 1) -> Primitive:
+def _primitive(
+    name: str, target: str, rule, batch, *, attributes=(), results: int = 1
+) -> Primitive:
     primitive = Primitive(name)
     primitive.multiple_results = results > 1
     primitive.def_abstract_eval(rule)
