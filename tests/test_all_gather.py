@@ -754,3 +754,23 @@ def test_groups_choose_payload_sizes_for_themselves(sizes_taken):
         (encoded,) = tiers.payload_sizes(n, np.dtype("float32"), SMALL)
         assert sorted(sizes_taken) == [encoded] * 4 + [4 * n] * 4
         sizes_taken.clear()
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu"])
+def test_a_platform_without_the_codec_gets_jaxs_own_collective(platform):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    shard = jax.ShapeDtypeStruct((8 * 40_000, 3), jnp.bfloat16)
+
+    def lowered(all_gather):
+        gather = jax.shard_map(
+            lambda x: all_gather(x, "x", axis=1, tiled=True),
+            mesh=mesh,
+            in_specs=jax.P("x"),
+            out_specs=jax.P("x"),
+        )
+        return jax.jit(gather).trace(shard).lower(lowering_platforms=(platform,)).as_text()
+
+    ours, theirs = lowered(jax_uzip.all_gather), lowered(jax.lax.all_gather)
+    assert "all_gather" in ours
+    assert "uzip_encode" not in ours
+    assert ours.count("stablehlo.all_gather") == theirs.count("stablehlo.all_gather") == 1

@@ -64,7 +64,9 @@ def batch(
 
     def rule(*values):
         nonlocal out_dim
-        out, out_dim = batching.fancy_primitive_batchers[original](axis_data, values, dims, **params)
+        out, out_dim = batching.fancy_primitive_batchers[original](
+            axis_data, values, dims, **params
+        )
         return out
 
     def substitute(eqn, operands):

@@ -9,7 +9,7 @@ from jax.extend.core import JaxprEqn, Primitive, Var
 from jax.extend.core.primitives import all_gather_p
 from jax.interpreters import ad, batching, mlir
 
-from jax_uzip._src import gate, jax_compat, packing, tiers
+from jax_uzip._src import gate, jax_compat, native, packing, tiers
 from jax_uzip._src.options import Options, default
 
 # ---- public function ---------------------------------------------------------------------------
@@ -193,6 +193,13 @@ def _composed(
     return _arrange(rows, x.shape, all_gather_dimension, tiled)
 
 
+def _through_lax(x: Array, *, axis_size: int, options: Options, **params: Any) -> Array:
+    """For platforms that have no codec yet."""
+    del axis_size, options
+    params["axis"] = params.pop("all_gather_dimension")
+    return lax.all_gather(x, **params)
+
+
 # ---- primitive: the types and derivatives are those of JAX's all_gather ------------------------
 
 
@@ -215,6 +222,10 @@ def _batch(axis_data, values, dims, *, options, **params):
 
 uzip_all_gather_p = Primitive("uzip_all_gather")
 uzip_all_gather_p.def_effectful_abstract_eval(_abstract_eval)
-mlir.register_lowering(uzip_all_gather_p, mlir.lower_fun(_composed, multiple_results=False))
+mlir.register_lowering(uzip_all_gather_p, mlir.lower_fun(_through_lax, multiple_results=False))
+for platform in native.PLATFORMS:
+    mlir.register_lowering(
+        uzip_all_gather_p, mlir.lower_fun(_composed, multiple_results=False), platform=platform
+    )
 ad.deflinear2(uzip_all_gather_p, _transpose)
 batching.fancy_primitive_batchers[uzip_all_gather_p] = _batch
