@@ -69,6 +69,7 @@ def main() -> None:
     speeds += [s for name, x in inputs.items() for s in measure(name, "reused", x, options.repeats)]
     lines = ["# Codec on one core", "", *environment()]
     lines += ["", "## Speed, bfloat16, raw GB/s: median (worst to best)", "", *speed_table(speeds)]
+    lines += ["", "## Times as fast as zipnn, repeat by repeat, of CPU time", "", *against(speeds)]
     lines += ["", "## Encoded by raw bytes", "", *ratio_table(weights)]
     report = "\n".join(lines)
     print(report)
@@ -203,6 +204,22 @@ def speed_table(speeds: list[Speed]) -> Iterator[str]:
         ratio = f"{s.encoded_bytes / s.raw_bytes:.4f}"
         rates = [gigabytes(s.raw_bytes, t) for seconds in (s.encode, s.decode) for t in seconds]
         yield f"| {s.data} | {s.memory} | {s.contender} | {ratio} | {' | '.join(rates)} |"
+
+
+def against(speeds: list[Speed], base: str = "zipnn, 1 thread") -> Iterator[str]:
+    yield "| data | memory | codec | encode | decode |\n|---|---|---|---|---|"
+    bases = {(s.data, s.memory): s for s in speeds if s.contender == base}
+    for s in speeds:
+        if s.contender.startswith("jax_uzip"):
+            other = bases[s.data, s.memory]
+            pairs = ((s.encode, other.encode), (s.decode, other.decode))
+            cells = [times_as_fast(ours.cpu, theirs.cpu) for ours, theirs in pairs]
+            yield f"| {s.data} | {s.memory} | {s.contender} | {' | '.join(cells)} |"
+
+
+def times_as_fast(ours: list[float], theirs: list[float]) -> str:
+    ratios = sorted(b / a for a, b in zip(ours, theirs, strict=True))
+    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
 
 def gigabytes(raw_bytes: int, seconds: list[float]) -> str:
