@@ -216,7 +216,7 @@ struct Lanes {
     int at = 0;
     for (int i = 0; i < 8; ++i) {
       uint64_t keep = mask >> (8 * i) & 1;
-      out |= (keep * (o >> (8 * i) & 0xff)) << at;
+      out |= ((0 - keep) & (o >> (8 * i) & 0xff)) << at;
       at = (at + 8 * static_cast<int>(keep)) & 63;  // the eighth byte moves nothing any more
     }
     return out;
@@ -230,7 +230,7 @@ struct Lanes {
     Octet out = 0;
     for (int i = 0; i < 8; ++i) {
       uint64_t keep = mask >> (8 * i) & 1;
-      out |= (keep * (o & 0xff)) << (8 * i);
+      out |= ((0 - keep) & o & 0xff) << (8 * i);
       o >>= 8 * keep;
     }
     return out;
