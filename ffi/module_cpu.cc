@@ -2,8 +2,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <sys/mman.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -43,10 +45,16 @@ struct Free {
 };
 using Buffer = std::unique_ptr<uint8_t[], Free>;
 
-Buffer allocate(size_t size, bool zeroed = false) {
-  Buffer buffer(static_cast<uint8_t*>(zeroed ? std::calloc(size + 1, 1) : std::malloc(size + 1)));
-  if (buffer == nullptr) throw std::bad_alloc();
-  return buffer;
+// Large buffers in huge pages: half of the time that a fresh one takes to fill went into page faults.
+Buffer allocate(size_t size) {
+  constexpr size_t kHugePage = 2 << 20;
+  void* data = nullptr;
+#ifdef MADV_HUGEPAGE
+  if (size >= 2 * kHugePage && posix_memalign(&data, kHugePage, size) == 0) madvise(data, size, MADV_HUGEPAGE);
+#endif
+  if (data == nullptr) data = std::malloc(size + 1);  // one more, so that nothing is not null
+  if (data == nullptr) throw std::bad_alloc();
+  return Buffer(static_cast<uint8_t*>(data));
 }
 
 NewBytes hand_over(Buffer buffer, size_t size) {
@@ -66,7 +74,8 @@ NewBytes encode(const Bytes& raw, int code, uint64_t values, int layout) {
   if (raw.size() != checked_bytes(dtype, values)) throw nb::value_error("raw: not the bytes of that many values");
   size_t room = uzip::capacity(dtype, values, layout_of(layout)), used;
   // The gaps of a slotted payload are nobody's: zero, lest they carry what was in memory before.
-  Buffer payload = allocate(room, layout != 0);
+  Buffer payload = allocate(room);
+  if (layout != 0) std::memset(payload.get(), 0, room);
   {
     nb::gil_scoped_release release;
     used = uzip::encode(dtype, raw.data(), values, layout_of(layout), payload.get());

@@ -62,19 +62,24 @@ struct TableRanks {
 // Level 1 from ws.symbols: writes the codes, leaves the escapes in ws.stream2 and returns how many they are.
 template <class Ranks>
 int encode_level1(const Ranks& ranks, int groups, uint8_t* codes, Workspace& ws) {
-  Lanes::Reg<int> counts{};
-  Lanes::each_group(groups, [&](int lane, int group, int index) {
+  Lanes::each_group(groups, [&](int, int group, int index) {
     Octet code = Lanes::below(3, ranks(ws.symbols[group]));
     ws.escapes[group] = Lanes::zero_bytes(code);
     store(codes + 2 * index, static_cast<uint16_t>(Lanes::pack<2>(code)));
-    counts[lane] += Lanes::count(ws.escapes[group]);
   });
-  return Lanes::append(counts, [&](int lane, int offset) {
-    Lanes::each_piece(lane, groups, [&](int group, int) {
-      store(ws.stream2 + offset, Lanes::compact(ws.symbols[group], ws.escapes[group]));
-      offset += Lanes::count(ws.escapes[group]);
-    });
-  });
+  return Lanes::append(
+      [&](int lane) {
+        int count = 0;
+        Lanes::each_piece(lane, groups, [&](int group, int) { count += Lanes::count(ws.escapes[group]); });
+        return count;
+      },
+      [&](int lane, int offset) {
+        Lanes::each_piece(lane, groups, [&](int group, int) {
+          store(ws.stream2 + offset, Lanes::compact(ws.symbols[group], ws.escapes[group]));
+          offset += Lanes::count(ws.escapes[group]);
+        });
+        return offset;
+      });
 }
 
 struct Level {
@@ -239,13 +244,11 @@ BlockHeader encode_block(const uint8_t* values, int count, uint8_t* planes, uint
 
 // --- Decode -------------------------------------------------------------------------------------------------------
 
-// How many of the first n codes of `Bits` bits, packed by octets of them, are escapes.
-template <int Bits>
-int count_escapes(const uint8_t* codes, int n) {
+// How many of the first n 3-bit codes are escapes.
+inline int count_level3_escapes(const uint8_t* codes, int n) {
   return Lanes::append_units((n + 7) / 8,
                              [&](int unit) {
-                               Octet escapes =
-                                   Lanes::zero_bytes(Lanes::unpack<Bits>(load<uint32_t>(codes + Bits * unit)));
+                               Octet escapes = Lanes::zero_bytes(Lanes::unpack<3>(load<uint32_t>(codes + 3 * unit)));
                                return Level{0, 0, 0, Lanes::count(escapes & valid_bytes(unit, n))};
                              },
                              [](int, const Level&, int) {});
@@ -302,22 +305,15 @@ BlockError decode_symbols(const BlockHeader& header, int groups, const uint8_t* 
   for (int code = 1; code < 8; ++code) table3[code] = table[13 - code];
 
   // 2. The escapes of each level say how long the next one is.
-  Lanes::Reg<int> counts{};
-  Lanes::each([&](int lane) {
-    Lanes::each_piece(lane, groups, [&](int, int index) {
-      uint32_t c = load<uint16_t>(codes + 2 * index);
-      counts[lane] += 8 - __builtin_popcount((c | c >> 1) & 0x5555);
-    });
-  });
-  int k2 = Lanes::sum(counts);
+  int k2 = Lanes::count_zero_codes(codes, 8 * groups);
   const uint8_t* level2 = at;
   if (!take(level2_words(k2))) return BlockError::kTailLength;
   if (!padding_is_zero(level2, level2_words(k2), 2 * k2)) return BlockError::kPadding;
-  int k3 = count_escapes<2>(level2, k2);
+  int k3 = Lanes::count_zero_codes(level2, k2);
   const uint8_t* level3 = level2 + 4 * level2_words(k2);
   if (!take(level3_words(k3))) return BlockError::kTailLength;
   if (!padding_is_zero(level3, level3_words(k3), 3 * k3)) return BlockError::kPadding;
-  int k4 = count_escapes<3>(level3, k3);
+  int k4 = count_level3_escapes(level3, k3);
   const uint8_t* level4 = level3 + 4 * level3_words(k3);
   if (!take(level4_words(k4)) || left != 0) return BlockError::kTailLength;
   if (!padding_is_zero(level4, level4_words(k4), 8 * k4)) return BlockError::kPadding;
@@ -328,14 +324,22 @@ BlockError decode_symbols(const BlockHeader& header, int groups, const uint8_t* 
   // 3. From the last level up.
   decode_level<3>(level3, k3, table3, level4, ws.stream3);
   decode_level<2>(level2, k2, table2, ws.stream3, ws.stream2);
-  Lanes::append(counts, [&](int lane, int offset) {
-    Lanes::each_piece(lane, groups, [&](int group, int index) {
-      Octet code = Lanes::unpack<2>(load<uint16_t>(codes + 2 * index));
-      Octet escapes = Lanes::zero_bytes(code);
-      ws.symbols[group] = Lanes::lookup(code, table1) | Lanes::expand(load<Octet>(ws.stream2 + offset), escapes);
-      offset += Lanes::count(escapes);
-    });
-  });
+  Lanes::append(
+      [&](int lane) {
+        int count = 0;
+        Lanes::each_piece(lane, groups,
+                          [&](int, int index) { count += Lanes::count_zero_codes(codes + 2 * index, 8); });
+        return count;
+      },
+      [&](int lane, int offset) {
+        Lanes::each_piece(lane, groups, [&](int group, int index) {
+          Octet code = Lanes::unpack<2>(load<uint16_t>(codes + 2 * index));
+          Octet escapes = Lanes::zero_bytes(code);
+          ws.symbols[group] = Lanes::lookup(code, table1) | Lanes::expand(load<Octet>(ws.stream2 + offset), escapes);
+          offset += Lanes::count(escapes);
+        });
+        return offset;
+      });
   return BlockError::kNone;
 }
 

@@ -87,14 +87,12 @@ struct Lanes {
     for (int group = lane; group < groups; group += kLaneCount) f(group, index++);
   }
 
-  // f(lane, offset) in every lane, where offset is the sum of the counts of the lanes before. Returns the sum of all.
-  template <class F>
-  static int append(const Reg<int>& counts, F f) {
+  // f(lane, offset) in every lane, where offset is the sum of count(lane) over the lanes before; f returns the offset
+  // after its own. Returns the sum of all. Where lanes are a loop, count is never asked: f says the same.
+  template <class Count, class F>
+  static int append(Count, F f) {
     int offset = 0;
-    for (int lane = 0; lane < kLaneCount; ++lane) {
-      f(lane, offset);
-      offset += counts[lane];
-    }
+    for (int lane = 0; lane < kLaneCount; ++lane) offset = f(lane, offset);
     return offset;
   }
 
@@ -165,6 +163,21 @@ struct Lanes {
     }
     for (int i = 0; i < 16; ++i) table[i] = i < n ? static_cast<uint8_t>(255 - (best[i] & 0xff)) : 0;
     return n;
+  }
+
+  // How many of the first n 2-bit codes are zero.
+  static int count_zero_codes(const uint8_t* codes, int n) {
+    constexpr uint64_t low = 0x5555555555555555;
+    int nonzero = 0, i = 0;
+    for (; i + 32 <= n; i += 32) {
+      auto c = load<uint64_t>(codes + i / 4);
+      nonzero += __builtin_popcountll((c | c >> 1) & low);
+    }
+    for (; i < n; i += 4) {
+      unsigned c = codes[i / 4] & (n - i < 4 ? (1u << (2 * (n - i))) - 1 : 0xffu);
+      nonzero += __builtin_popcount((c | c >> 1) & 0x55);
+    }
+    return n - nonzero;
   }
 
   // --- Octets --------------------------------------------------------------------------------------------------
