@@ -75,6 +75,15 @@ def test_other_data_as_bfloat16(kind, figure):
     assert ratio(data.make(kind, "bfloat16", N)) <= figure
 
 
+@pytest.mark.parametrize("dtype", [d for d in GAUSSIAN if d != "complex64"])
+@pytest.mark.parametrize("zeros", [0.5, 0.9, 0.97, 0.99, 0.995, 0.999])
+def test_the_sparser_the_fewer_bytes(dtype, zeros):
+    # From some share on, whole samples are zeros and say nothing of the values beside them.
+    where = np.random.default_rng(8).random(N) < zeros
+    sparse = np.where(where, 0, gaussian(1.0, "float64")).astype(data.DTYPES[dtype])
+    assert ratio(sparse) <= GAUSSIAN[dtype] + (0.02 if zeros == 0.5 else 0)
+
+
 @pytest.mark.parametrize("dtype", data.DTYPES)
 def test_zeros_and_constants_cost_next_to_nothing(dtype):
     assert ratio(data.make("zeros", dtype, N)) <= 0.02

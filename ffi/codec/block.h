@@ -127,6 +127,8 @@ int encode_levels(const Ranks& ranks, int groups, uint8_t* codes, uint8_t* tail,
   return words + level4_words(*k4);
 }
 
+constexpr int kAlignmentGroups = kAlignmentPieces * kLaneCount;  // that share a constant
+
 // The alignment constant of the groups from `first` on, from the first two values of each group in an even piece.
 template <class D>
 uint16_t align(const uint8_t* values, int first, int groups) {
@@ -155,6 +157,38 @@ uint16_t align(const uint8_t* values, int first, int groups) {
     }
   }
   return D::constant(Lanes::sum(sum), count);
+}
+
+// The alignment constant of the same groups by their largest exponent, where that of their sample leaves out values.
+template <class D>
+uint16_t align_by_largest(const uint8_t* values, int first, int groups) {
+  if (first >= groups) return 0;
+  int left = groups - first;
+  Lanes::Reg<uint32_t> largest{};
+  Lanes::each_group(left < kAlignmentGroups ? left : kAlignmentGroups, [&](int lane, int group, int) {
+    uint32_t field = D::largest_field(values + 8 * D::kShape.value_bytes * (first + group));
+    largest[lane] = largest[lane] > field ? largest[lane] : field;
+  });
+  return D::constant_for_largest(Lanes::max(largest));
+}
+
+// Parts all groups: symbols into the workspace, the rest into planes. False if a value has no symbol.
+template <class D>
+bool split_groups(const uint8_t* values, int groups, const BlockHeader& header, const Planes<uint8_t>& out,
+                  Workspace& ws) {
+  Lanes::Reg<int> outside{};
+  Lanes::each_group(groups, [&](int lane, int group, [[maybe_unused]] int index) {
+    Octet low;
+    uint16_t c = header.alignment[group / kAlignmentGroups];
+    const uint8_t* from = values + 8 * D::kShape.value_bytes * group;
+    outside[lane] |= !D::split(from, c, group, out, &ws.symbols[group], &low);
+    if constexpr (D::kShape.low_bits > 0) {
+      uint64_t bits = Lanes::pack<D::kShape.low_bits>(low);
+      Lanes::copy(out.low_bits + D::kShape.low_bits * index, reinterpret_cast<const uint8_t*>(&bits),
+                  D::kShape.low_bits);
+    }
+  });
+  return Lanes::any(outside) == 0;
 }
 
 template <class D>
@@ -191,23 +225,21 @@ BlockHeader encode_block(const uint8_t* values, int count, uint8_t* planes, uint
   // 3. Align, and part symbols from what is not coded.
   BlockHeader header{Mode::kAligned, 0, {}};
   for (int i = 0; i < kMaxAlignments; ++i) {
-    header.alignment[i] = align<D>(values, i * kAlignmentPieces * kLaneCount, groups);
+    header.alignment[i] = align<D>(values, i * kAlignmentGroups, groups);
   }
   Planes<uint8_t> out(D::kShape, planes, groups);
   uint8_t* padding = out.codes + 2 * groups;
   Lanes::clear(padding, static_bytes(D::kShape, groups) - static_cast<int>(padding - planes));
-  Lanes::Reg<int> outside{};
-  Lanes::each_group(groups, [&](int lane, int group, [[maybe_unused]] int index) {
-    Octet low;
-    uint16_t c = header.alignment[group / (kAlignmentPieces * kLaneCount)];
-    outside[lane] |= !D::split(values + 8 * width * group, c, group, out, &ws.symbols[group], &low);
-    if constexpr (D::kShape.low_bits > 0) {
-      uint64_t bits = Lanes::pack<D::kShape.low_bits>(low);
-      Lanes::copy(out.low_bits + D::kShape.low_bits * index, reinterpret_cast<const uint8_t*>(&bits),
-                  D::kShape.low_bits);
+  bool fits = split_groups<D>(values, groups, header, out, ws);
+  if constexpr (width == 8) {
+    if (!fits) {
+      for (int i = 0; i < kMaxAlignments; ++i) {
+        header.alignment[i] = align_by_largest<D>(values, i * kAlignmentGroups, groups);
+      }
+      fits = split_groups<D>(values, groups, header, out, ws);
     }
-  });
-  if (Lanes::any(outside) != 0) return encode_raw<D>(values, groups, planes, tail);
+  }
+  if (!fits) return encode_raw<D>(values, groups, planes, tail);
 
   // 4. Code the symbols with the fixed table; where it fits badly, see whether a table of the block's own is shorter.
   uint8_t* levels = ws.tail;
@@ -383,7 +415,7 @@ BlockError decode_block(const BlockHeader& header, int count, const uint8_t* pla
       Lanes::copy(reinterpret_cast<uint8_t*>(&bits), in.low_bits + D::kShape.low_bits * index, D::kShape.low_bits);
       low = Lanes::unpack<D::kShape.low_bits>(bits);
     }
-    uint16_t c = header.alignment[group / (kAlignmentPieces * kLaneCount)];
+    uint16_t c = header.alignment[group / kAlignmentGroups];
     D::join(to + 8 * width * group, c, group, in, ws.symbols[group], low);
   });
   if (to == ws.padded) Lanes::copy(values, ws.padded, width * count);

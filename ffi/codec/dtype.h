@@ -97,12 +97,24 @@ struct FourByte : Aligned<FourByte> {
 };
 
 // float64: 11 exponent bits in an 8-bit symbol. 0 stands for exponent field 0, 255 for 2047; every other field must
-// be 1 to 254 once the constant was added, or the block goes raw.
+// be 1 to 254 once the constant was added. If one is not, as where a sample of zeros says nothing of the other values,
+// the block is tried once more with the largest field at 254, and else goes raw.
 struct EightByte : Aligned<EightByte> {
   static constexpr DTypeShape kShape = {8, 1, 1, 0, 5};
   static constexpr Alignment kAlign = {244, 0xff, 0, 240, 0xffff};
 
   static uint32_t magnitude(const uint8_t* group, int i) { return load<uint16_t>(group + 8 * i + 6) >> 4 & 0x7ff; }
+
+  // The largest exponent field of a group, infinities and NaNs left out.
+  static uint32_t largest_field(const uint8_t* group) {
+    uint32_t largest = 0;
+    for (int i = 0; i < 8; ++i) {
+      uint32_t field = magnitude(group, i);
+      if (field < 2047 && field > largest) largest = field;
+    }
+    return largest;
+  }
+  static uint16_t constant_for_largest(uint32_t field) { return static_cast<uint16_t>(254 - field); }
 
   static bool split(const uint8_t* group, uint16_t c, int g, Planes<uint8_t> p, Octet* symbols, Octet* low) {
     Octet s = 0, l = 0;

@@ -68,7 +68,12 @@ def encode_block(d: Dtype, B: int, bits: np.ndarray) -> Block:
     ]
     fields, symbols = split(d, bits, np.repeat(constants, 1024)[: 8 * G])
     if d.W == 8 and (symbols < 0).any():
-        return raw
+        constants = [
+            alignment_by_largest(bits[1024 * i : 1024 * i + 1024]) for i in range(len(none))
+        ]
+        fields, symbols = split(d, bits, np.repeat(constants, 1024)[: 8 * G])
+        if (symbols < 0).any():
+            return raw
 
     mode, table = ALIGNED, fixed_table(d)
     codes, tail, k2, k4 = levels(symbols, table, G)
@@ -106,6 +111,14 @@ def alignment(d: Dtype, groups: np.ndarray) -> int:
     else:
         C = (d.top - 1) * 2**f + P.get(d.code, 0) - s // c
     return C % (2**8 if d.W == 1 else 2**16)
+
+
+def alignment_by_largest(bits: np.ndarray) -> int:
+    """The constant for these float64 values if the other one leaves a value without a symbol."""
+    if bits.size == 0:
+        return 0
+    e = (bits >> 52 & 2047).astype(np.int64)
+    return int(254 - e[e < 2047].max(initial=0)) % 2**16
 
 
 def rotate_left(x: np.ndarray) -> np.ndarray:
