@@ -130,7 +130,7 @@ fuzz: build/stamps/oldest ## fuzz with libFuzzer, FUZZ_SECONDS=60 for each targe
 	  test $$target != standalone_driver || continue; \
 	  printf '\033[1m==> fuzzing %s for $(FUZZ_SECONDS) s\033[0m\n' $$target; \
 	  mkdir -p build/fuzz/corpus/$$target tests/fuzz/corpus/$$target; \
-	  ./build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -max_len=65536 -print_final_stats=1 \
+	  ./build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -max_len=256 -len_control=0 -print_final_stats=1 \
 	    -artifact_prefix=build/fuzz/$$target- $(FUZZ_ARGS) build/fuzz/corpus/$$target tests/fuzz/corpus/$$target; \
 	done
 
