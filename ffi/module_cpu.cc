@@ -35,7 +35,7 @@ Layout layout_of(int layout) {
 uint64_t checked_bytes(DType dtype, uint64_t values) {
   auto width = static_cast<uint64_t>(uzip::dtype_shape(dtype).value_bytes);
   if (values > uzip::kMaxBytes / width) {
-    throw nb::value_error("more than 32 GiB in one message: encode it in parts");
+    throw nb::value_error("more than 16 GiB in one message: encode it in parts");
   }
   return values * width;
 }

@@ -83,7 +83,9 @@ def test_jit_and_eager_and_numpy_write_the_same_bytes(dtype, x64_for):
             traced = jax.jit(jax_uzip.encode)(x)
             used = int(traced.nbytes)
             assert isinstance(on_host.payload, np.ndarray)
-            np.testing.assert_array_equal(eager.payload, on_host.payload)
+            np.testing.assert_array_equal(eager.payload[:used], on_host.payload)
+            assert used <= eager.payload.size <= used + traced.payload.size // 64 + 1
+            assert not eager.payload[used:].any()
             np.testing.assert_array_equal(traced.payload[:used], on_host.payload)
             assert on_host.nbytes == eager.nbytes == used == on_host.payload.size
             assert not traced.payload[used:].any()
@@ -105,6 +107,29 @@ def test_numpy_scalars_and_views_are_arrays():
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
     for view in (x.T, x[::2, ::-1], x.astype(">f4").astype("<f4")):
         assert_same_bits(jax_uzip.decode(jax_uzip.encode(view)), np.ascontiguousarray(view))
+
+
+def test_where_jit_is_disabled_it_is_not_needed():
+    x = data.make("gaussian", np.float32, 1000)
+    with jax.disable_jit():
+        assert_same_bits(jax_uzip.decode(jax_uzip.encode(jnp.asarray(x))), x)
+
+
+def test_arrays_of_one_shape_share_few_programs():
+    jax.clear_caches()
+    sizes = {
+        jax_uzip.encode(jnp.asarray(data.make("gaussian", np.float32, 5000, seed))).payload.size
+        for seed in range(20)
+    }
+    assert len(sizes) <= 3
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (4, 0), (0, 0)])
+def test_vmap_over_nothing_gives_nothing(shape):
+    x = jnp.zeros(shape)
+    encoded = jax.vmap(jax_uzip.encode)(x)
+    assert encoded.nbytes.shape == shape[:1]
+    assert_same_bits(jax.vmap(jax_uzip.decode)(encoded), np.asarray(x))
 
 
 def test_a_payload_may_be_cut_to_its_used_bytes_or_be_longer():
@@ -170,7 +195,18 @@ def test_dtypes_without_a_code_are_named(x):
         jax_uzip.encode(x)
 
 
+def test_dtypes_of_another_byte_order_and_of_jax_alone_are_named():
+    with pytest.raises(
+        TypeError, match=r"cannot encode dtype >f4 \(bring its bytes into native order"
+    ):
+        jax_uzip.encode(np.zeros(3, ">f4"))
+    with pytest.raises(TypeError, match="cannot encode dtype key<fry>"):
+        jax_uzip.encode(jax.random.key(0))
+
+
 def test_what_is_not_an_array_is_refused():
+    with pytest.raises(TypeError, match="got MaskedArray"):
+        jax_uzip.encode(np.ma.masked_equal(np.zeros(3), 0))
     with pytest.raises(TypeError, match="encode takes a JAX or NumPy array, got list"):
         jax_uzip.encode([1.0])
     with pytest.raises(TypeError, match="decode takes an Encoded, got ndarray"):
@@ -205,7 +241,23 @@ def test_an_encoded_that_contradicts_itself_is_refused():
         with pytest.raises(jax.errors.JaxRuntimeError, match=message):
             jax.block_until_ready(jax_uzip.decode(on_device))
     with pytest.raises(TypeError, match="must be a uint8 array of one dimension"):
+        jax_uzip.decode(dataclasses.replace(e, payload=e.payload.astype(int)))
+    with pytest.raises(TypeError, match=r"decode a batch with jax.vmap\(jax_uzip.decode\)"):
         jax_uzip.decode(dataclasses.replace(e, payload=e.payload[None]))
+    for shape in ((-1000,), (-10, -100), (2.5,), (2**40, 2**40), (2**70,)):
+        with pytest.raises(ValueError, match=r"is of no array|encode it in parts"):
+            jax_uzip.decode(dataclasses.replace(e, shape=shape))
+
+
+def test_what_is_wrong_has_one_type_however_jax_dispatches():
+    x = data.make("gaussian", np.float32, 1000)
+    good = jax_uzip.encode(jnp.asarray(x))
+    decode = jax.jit(lambda payload: jax_uzip.decode(dataclasses.replace(good, payload=payload)))
+    bad = np.asarray(good.payload) ^ 255
+    for prepare in (lambda: None, lambda: decode(np.asarray(good.payload)).block_until_ready()):
+        prepare()
+        with pytest.raises(jax.errors.JaxRuntimeError, match="does not begin with"):
+            decode(bad).block_until_ready()
 
 
 # ---- decode and add ----------------------------------------------------------------------------

@@ -63,7 +63,7 @@ constexpr int kAlignmentPieces = 4;         // pieces (1024 values) that share a
 constexpr int kMaxAlignments = 2;           // alignment constants of the largest block
 constexpr int kTableSymbols = 13;           // 3 in level 1, 3 in level 2, 7 in level 3
 constexpr int kTableWords = 4;              // 13 symbols and three zero bytes
-constexpr uint64_t kMaxBytes = 1ull << 35;  // of uncompressed values in one message
+constexpr uint64_t kMaxBytes = 1ull << 34;  // of values in one message, so that the words of all tails fit 32 bits
 
 // The first 32 bytes of a payload. All integers of the format are little-endian.
 struct ContainerHeader {

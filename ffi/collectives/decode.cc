@@ -20,12 +20,16 @@ static ffi::Error decode_rows(ffi::ThreadPool pool, ffi::BufferR2<ffi::U8> paylo
   for (uint64_t row = 0; row < rows; ++row) {
     std::string wrong = decode(values->dtype, payload.typed_data() + row * stride, stride,
                                static_cast<uint8_t*>(x->untyped_data()) + row * row_bytes, count, parallel);
-    if (!wrong.empty()) return invalid("uzip_decode: row " + std::to_string(row) + ": " + wrong);
+    if (!wrong.empty()) return malformed("uzip_decode: row " + std::to_string(row) + ": " + wrong);
   }
   return ffi::Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(kDecodeHandler, decode_rows,
+static ffi::Error decode_guarded(ffi::ThreadPool pool, ffi::BufferR2<ffi::U8> payload, ffi::Result<ffi::AnyBuffer> x) {
+  return guarded([&] { return decode_rows(pool, payload, x); });
+}
+
+XLA_FFI_DEFINE_HANDLER(kDecodeHandler, decode_guarded,
                        ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::BufferR2<ffi::U8>>().Ret<ffi::AnyBuffer>());
 
 XLA_FFI_Handler* const kDecode = kDecodeHandler;

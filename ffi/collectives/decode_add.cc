@@ -15,11 +15,16 @@ static ffi::Error decode_add_rows(ffi::ThreadPool pool, ffi::BufferR2<ffi::U8> p
   std::string wrong =
       decode_add(values->dtype, payload.typed_data(), ranks, static_cast<uint64_t>(payload.dimensions()[1]),
                  x->untyped_data(), count, on_pool(pool));
-  if (!wrong.empty()) return invalid("uzip_decode_add: " + wrong);
+  if (!wrong.empty()) return malformed("uzip_decode_add: " + wrong);
   return ffi::Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(kDecodeAddHandler, decode_add_rows,
+static ffi::Error decode_add_guarded(ffi::ThreadPool pool, ffi::BufferR2<ffi::U8> payload,
+                                     ffi::Result<ffi::AnyBuffer> x) {
+  return guarded([&] { return decode_add_rows(pool, payload, x); });
+}
+
+XLA_FFI_DEFINE_HANDLER(kDecodeAddHandler, decode_add_guarded,
                        ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::BufferR2<ffi::U8>>().Ret<ffi::AnyBuffer>());
 
 XLA_FFI_Handler* const kDecodeAdd = kDecodeAddHandler;

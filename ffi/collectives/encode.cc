@@ -35,7 +35,12 @@ static ffi::Error encode_rows(ffi::ThreadPool pool, bool fill, ffi::AnyBuffer x,
   return ffi::Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(kEncodeHandler, encode_rows,
+static ffi::Error encode_guarded(ffi::ThreadPool pool, bool fill, ffi::AnyBuffer x,
+                                 ffi::ResultBufferR2<ffi::U8> payload, ffi::ResultBufferR1<ffi::U32> used) {
+  return guarded([&] { return encode_rows(pool, fill, x, payload, used); });
+}
+
+XLA_FFI_DEFINE_HANDLER(kEncodeHandler, encode_guarded,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
                            .Attr<bool>("fill")

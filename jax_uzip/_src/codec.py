@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -23,14 +24,19 @@ from jax_uzip._src import jax_compat, native
     data_fields=("payload", "nbytes"),
     meta_fields=("dtype", "shape", "format_version"),
 )
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Encoded:
     """An array in encoded form: a pytree that passes through jit, vmap, scan and `jax.tree` functions.
 
+    To keep one, keep its fields, the dtype by its name: `np.savez(file, payload=e.payload[:e.nbytes],
+    dtype=e.dtype.name, shape=e.shape)`, and add a checksum where bytes may change: the format has none.
+
     Attributes:
-      payload: uint8[capacity].  The encoding and, where sizes must be static (under a transformation),
-        zeros up to the most that an array of this size can take: 0.5 % more than the array.
-      nbytes: uint32 scalar; how many bytes of the payload are used.
+      payload: uint8.  The encoding, and zeros up to a size that is static under a transformation: the
+        most that an array of this shape can take, 0.5 % more than the array (and 64 bytes, which tell
+        in small ones).  Outside of transformations it is cut near the bytes used.
+      nbytes: how many bytes of the payload are used; a uint32 scalar, an int where a NumPy array was
+        encoded.
       dtype: of the array (static).
       shape: of the array (static).
       format_version: of the payload (static); see docs/wire-format.md.
@@ -56,11 +62,11 @@ def encode(x: Array | NDArray[Any]) -> Encoded:
         on the host without JAX.
 
     Returns:
-      `Encoded`.  Its payload is as long as needed where `x` is a concrete array, and has the capacity
-      for any array of the shape where `x` is traced.
+      `Encoded`.  Its payload has the bytes used for a NumPy array, at most 1/64 of its capacity more
+      for a JAX array, and its capacity where `x` is traced.  It has no derivative.
 
     Raises:
-      TypeError: the dtype is not one of them, or `x` is not an array.
+      TypeError: the dtype is not one of them, `x` is not an array, or its shape is not static.
       ValueError: `x` is too large for one payload, which must have less than 4 GiB.
 
     >>> weights = jax.random.normal(jax.random.key(0), (1024, 1024), jnp.bfloat16)
@@ -70,20 +76,19 @@ def encode(x: Array | NDArray[Any]) -> Encoded:
     >>> bool((jax_uzip.decode(encoded) == weights).all())
     True
     """
+    if isinstance(x, np.ma.MaskedArray) or not isinstance(x, Array | np.ndarray | np.generic):
+        raise TypeError(f"encode takes a JAX or NumPy array, got {type(x).__name__}")
+    capacity = _capacity(x.size, x.dtype)
     if isinstance(x, np.ndarray | np.generic):
         x = np.asarray(x)
-        _check(x.size, x.dtype)
         payload = native.encode_host(x)
-        return Encoded(
-            payload=payload, nbytes=np.uint32(payload.size), dtype=x.dtype, shape=x.shape
-        )
-    if not isinstance(x, Array):
-        raise TypeError(f"encode takes a JAX or NumPy array, got {type(x).__name__}")
-    _check(x.size, x.dtype)
+        return Encoded(payload=payload, nbytes=payload.size, dtype=x.dtype, shape=x.shape)
     rows = jax_compat.replicated(x).reshape(1, x.size)
     payload, nbytes = (result[0] for result in encode_rows(rows, fill=True))
     if not isinstance(nbytes, Tracer):
-        payload = lax.slice(payload, (0,), (int(nbytes),))
+        # Every size is a program to compile: few sizes, each close enough.
+        step = -(-capacity // 64)
+        payload = lax.slice(payload, (0,), (min(capacity, -(-int(nbytes) // step) * step),))
     return Encoded(payload=payload, nbytes=nbytes, dtype=np.dtype(x.dtype), shape=x.shape)
 
 
@@ -100,7 +105,8 @@ def decode(encoded: Encoded) -> Array | NDArray[Any]:
       TypeError: `encoded` is not an `Encoded`, or its payload is not uint8 of one dimension.
       ValueError: the payload is malformed, of another format version, or not of this dtype and
         shape.  A payload on a JAX device is looked at only when it is decoded there: what is wrong
-        with it is then told by a `jax.errors.JaxRuntimeError` when the result is used.
+        with it is then told by a `jax.errors.JaxRuntimeError` when the result is used.  Changed
+        mantissas cannot be told from other values: the format has no checksum.
 
     >>> x = np.array([1.5, -0.0, np.nan], np.float32)
     >>> jax_uzip.decode(jax_uzip.encode(x))
@@ -114,22 +120,34 @@ def decode(encoded: Encoded) -> Array | NDArray[Any]:
             f"encoded.format_version is {encoded.format_version}, this library reads "
             f"{native.FORMAT_VERSION}: decode with the version of jax_uzip that encoded it"
         )
-    if getattr(payload, "dtype", None) != np.uint8 or payload.ndim != 1:
+    if getattr(payload, "dtype", None) != np.uint8 or payload.ndim == 0:
         raise TypeError("encoded.payload must be a uint8 array of one dimension")
-    n = int(np.prod(shape, dtype=np.int64))
-    _check(n, dtype)
+    if payload.ndim > 1:
+        raise TypeError(
+            f"encoded.payload has {payload.ndim} dimensions: decode a batch with "
+            "jax.vmap(jax_uzip.decode)"
+        )
+    if dtype is None or not all(isinstance(d, int | np.integer) and d >= 0 for d in shape):
+        raise ValueError(f"encoded is of no array: dtype {dtype}, shape {shape}")
+    n = math.prod(int(d) for d in shape)
+    _capacity(n, dtype)
     if isinstance(payload, np.ndarray):
         return native.decode_host(payload, n, dtype).reshape(shape)
     return decode_rows(jax_compat.replicated(payload)[None], n, dtype).reshape(shape)
 
 
-def _check(n: int, dtype: DTypeLike) -> None:
+def _capacity(n: int, dtype: DTypeLike) -> int:
     native.wire_code(dtype)
-    if native.payload_capacity(n, dtype) > MAX_PAYLOAD_BYTES:
-        raise ValueError(
-            f"an array of {n} items of {np.dtype(dtype)} is too large for one payload, which must "
-            "have less than 4 GiB: encode it in parts"
-        )
+    if not isinstance(n, int):
+        raise TypeError(f"the codec needs a static shape, got one of {n} items")
+    if n <= MAX_PAYLOAD_BYTES:  # else its bytes might be beyond what the native module takes
+        capacity = native.payload_capacity(n, dtype)
+        if capacity <= MAX_PAYLOAD_BYTES:
+            return capacity
+    raise ValueError(
+        f"an array of {n} items of {np.dtype(dtype)} is too large for one payload, which must have "
+        "less than 4 GiB: encode it in parts"
+    )
 
 
 MAX_PAYLOAD_BYTES = 2**32 - 1
@@ -181,8 +199,9 @@ def _encode_type(x, *, fill):
 def _encode_batch(args, dims, *, fill):
     (x,), (dim,) = args, dims
     x = jnp.moveaxis(x, dim, 0)
-    payload, nbytes = encode_rows(x.reshape(-1, x.shape[-1]), fill=fill)
-    return [payload.reshape(*x.shape[:2], -1), nbytes.reshape(x.shape[:2])], [0, 0]
+    batch, k, n = x.shape
+    payload, nbytes = encode_rows(x.reshape(batch * k, n), fill=fill)
+    return [payload.reshape(batch, k, payload.shape[1]), nbytes.reshape(batch, k)], [0, 0]
 
 
 def _decode_type(payload, *, n, dtype):
@@ -192,8 +211,9 @@ def _decode_type(payload, *, n, dtype):
 def _decode_batch(args, dims, *, n, dtype):
     (payload,), (dim,) = args, dims
     payload = jnp.moveaxis(payload, dim, 0)
-    rows = decode_rows(payload.reshape(-1, payload.shape[-1]), n, dtype)
-    return rows.reshape(*payload.shape[:2], n), 0
+    batch, k, size = payload.shape
+    rows = decode_rows(payload.reshape(batch * k, size), n, dtype)
+    return rows.reshape(batch, k, n), 0
 
 
 def _decode_add_type(payload, *, n, dtype):
@@ -217,7 +237,11 @@ def _primitive(
     def compiled(**params):
         return jax.jit(functools.partial(primitive.bind, **params))
 
-    primitive.def_impl(lambda *operands, **params: compiled(**params)(*operands))
+    def run(*operands, **params):
+        with jax.disable_jit(False):  # there is no other way to run it
+            return compiled(**params)(*operands)
+
+    primitive.def_impl(run)
     batching.primitive_batchers[primitive] = batch
 
     def lower(ctx, *operands, **params):

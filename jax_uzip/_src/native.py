@@ -66,12 +66,14 @@ def dtypes() -> dict[np.dtype[Any], int]:
 
 def wire_code(dtype: DTypeLike) -> int:
     """Returns the number of `dtype` on the wire; raises TypeError for a dtype without one."""
-    dtype = np.dtype(dtype)
     try:
-        return _codes()[dtype]
-    except KeyError:
+        return _codes()[np.dtype(dtype)]
+    except (KeyError, TypeError):  # TypeError: one of JAX's own, which NumPy does not know
         known = ", ".join(sorted(d.name for d in _codes()))
-        raise TypeError(f"jax_uzip cannot encode dtype {dtype}; it encodes {known}") from None
+        hint = ""
+        if isinstance(dtype, np.dtype) and not dtype.isnative:
+            hint = ' (bring its bytes into native order: x.astype(x.dtype.newbyteorder("=")))'
+        raise TypeError(f"jax_uzip cannot encode dtype {dtype}{hint}; it encodes {known}") from None
 
 
 def values_per_item(dtype: DTypeLike) -> int:
