@@ -75,12 +75,10 @@ def default_fractions(n: int, dtype: np.dtype) -> tuple[float, ...]:
     return (0.04, g / 2, 1.008 * g, 1.022 * g, 1.065 * g, (1 + 1.065 * g) / 2)
 
 
-def send(
-    rows: Array,
-    move: Callable[[Array], Array],
-    agree: Callable[[Array], Array],
-    options: Options,
-) -> Array:
+Move = Callable[[Array], Array]
+
+
+def send(rows: Array, move: Move, agree: Move, options: Options) -> Array:
     """Moves rows to other devices in the smallest payload that holds all rows of all of them.
 
     Args:
@@ -92,16 +90,38 @@ def send(
     Returns:
       The rows received, [L, n].
     """
+    return _send(rows, move, agree, options, codec.decode_rows, lambda values: values)
+
+
+def send_and_add(rows: Array, move: Move, agree: Move, options: Options) -> Array:
+    """As `send`, and adds the rows received in their order, [n]; see `codec.decode_add_rows`."""
+
+    def add(values):
+        # Rows that came raw are encoded here, so that there is one way to add, with one result.
+        return codec.decode_add_rows(codec.encode_rows(values)[0], values.shape[1], values.dtype)
+
+    return _send(rows, move, agree, options, codec.decode_add_rows, add)
+
+
+def _send(
+    rows: Array,
+    move: Move,
+    agree: Move,
+    options: Options,
+    decode: Callable[[Array, int, np.dtype], Array],
+    finish: Callable[[Array], Array],
+) -> Array:
+    """Sends rows; what arrives encoded goes through `decode`, and what arrives raw through `finish`."""
     n, dtype = rows.shape[1], rows.dtype
     sizes = payload_sizes(n, dtype, options)
     payload, nbytes = codec.encode_rows(rows)
     need = agree(jnp.max(nbytes))
 
     def encoded(size: int) -> Callable[[Array, Array], Array]:
-        return lambda _, payload: codec.decode_rows(move(payload[:, :size]), n, dtype)
+        return lambda _, payload: decode(move(payload[:, :size]), n, dtype)
 
     def raw(rows: Array, _) -> Array:
-        return from_words(move(to_words(rows)), n, dtype)
+        return finish(from_words(move(to_words(rows)), n, dtype))
 
     branches = [*map(encoded, sizes), raw]
     index = sum((need > size).astype(jnp.int32) for size in sizes) if sizes else 0
