@@ -8,8 +8,20 @@ save on given data.
 from jax_uzip._src.analyze import analyze
 from jax_uzip._src.codec import Encoded, decode, encode
 from jax_uzip._src.collectives.all_gather import all_gather
+from jax_uzip._src.collectives.psum import pmean, psum
+from jax_uzip._src.collectives.psum_scatter import psum_scatter
 from jax_uzip._src.options import Options
 
 __version__ = "0.1.0"
 
-__all__ = ["Encoded", "Options", "all_gather", "analyze", "decode", "encode"]
+__all__ = [
+    "Encoded",
+    "Options",
+    "all_gather",
+    "analyze",
+    "decode",
+    "encode",
+    "pmean",
+    "psum",
+    "psum_scatter",
+]

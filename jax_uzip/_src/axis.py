@@ -47,3 +47,21 @@ class Group(NamedTuple):
     def max(self, x: Array) -> Array:
         """The maximum over the devices."""
         return lax.pmax(x, self.axes, axis_index_groups=self.index_groups)
+
+
+def split(x: Array, dimension: int, size: int) -> Array:
+    """An array cut along a dimension into parts, one a device, each of them flat: [size, n]."""
+    *before, length = x.shape[: dimension + 1]
+    after = x.shape[dimension + 1 :]
+    cut = lax.reshape(x, (*before, size, length // size, *after))
+    order = [dimension, *(d for d in range(cut.ndim) if d != dimension)]
+    return lax.reshape(lax.transpose(cut, order), (size, x.size // size))
+
+
+def join(rows: Array, shape: tuple[int, ...], dimension: int) -> Array:
+    """Flat parts, [size, n], each of them reshaped to `shape`, joined along a dimension."""
+    size = rows.shape[0]
+    parts = lax.reshape(rows, (size, *shape))
+    order = [*range(1, dimension + 1), 0, *range(dimension + 1, parts.ndim)]
+    joined = (*shape[:dimension], size * shape[dimension], *shape[dimension + 1 :])
+    return lax.reshape(lax.transpose(parts, order), joined)

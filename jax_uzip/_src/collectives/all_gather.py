@@ -7,7 +7,7 @@ from jax import Array, lax
 from jax.extend.core.primitives import all_gather_p
 
 from jax_uzip._src import tiers
-from jax_uzip._src.axis import Group
+from jax_uzip._src.axis import Group, join
 from jax_uzip._src.collectives import messages
 from jax_uzip._src.collectives.primitive import Collective, Params
 from jax_uzip._src.options import Options
@@ -75,13 +75,9 @@ def _restore(rows: Array, shape: tuple[int, ...], group: Group, params: Params) 
     """The flat shards of all devices, [K, n], as the result of gathering shards of `shape`."""
     del group
     dimension = params["all_gather_dimension"]
-    stacked = lax.reshape(rows, (rows.shape[0], *shape))
-    order = [*range(1, dimension + 1), 0, *range(dimension + 1, stacked.ndim)]
-    stacked = lax.transpose(stacked, order)
-    if not params["tiled"]:
-        return stacked
-    merged = rows.shape[0] * shape[dimension]
-    return lax.reshape(stacked, (*shape[:dimension], merged, *shape[dimension + 1 :]))
+    if params["tiled"]:
+        return join(rows, shape, dimension)
+    return join(rows, (*shape[:dimension], 1, *shape[dimension:]), dimension)
 
 
 # ---- primitive: uzip_all_gather ----------------------------------------------------------------
