@@ -8,8 +8,12 @@ save on given data.
 from jax_uzip._src.analyze import analyze
 from jax_uzip._src.codec import Encoded, decode, encode
 from jax_uzip._src.collectives.all_gather import all_gather
+from jax_uzip._src.collectives.all_to_all import all_to_all
+from jax_uzip._src.collectives.pbroadcast import pbroadcast
+from jax_uzip._src.collectives.ppermute import ppermute
 from jax_uzip._src.collectives.psum import pmean, psum
 from jax_uzip._src.collectives.psum_scatter import psum_scatter
+from jax_uzip._src.collectives.pvary import pvary
 from jax_uzip._src.options import Options
 
 __version__ = "0.1.0"
@@ -18,10 +22,14 @@ __all__ = [
     "Encoded",
     "Options",
     "all_gather",
+    "all_to_all",
     "analyze",
     "decode",
     "encode",
+    "pbroadcast",
     "pmean",
+    "ppermute",
     "psum",
     "psum_scatter",
+    "pvary",
 ]

@@ -78,7 +78,9 @@ def default_fractions(n: int, dtype: np.dtype) -> tuple[float, ...]:
 Move = Callable[[Array], Array]
 
 
-def send(rows: Array, move: Move, agree: Move, options: Options) -> Array:
+def send(
+    rows: Array, move: Move, agree: Move, options: Options, received: Array | bool = True
+) -> Array:
     """Moves rows to other devices in the smallest payload that holds all rows of all of them.
 
     Args:
@@ -86,11 +88,23 @@ def send(rows: Array, move: Move, agree: Move, options: Options) -> Array:
       move: sends unsigned integers [K, w] and returns those received, [L, w]: a collective of `lax`.
       agree: the maximum of a uint32 over the devices that take part.
       options: which payload sizes are on offer.
+      received: whether this device receives anything; if not, `move` gives zeros, and so do we.
 
     Returns:
       The rows received, [L, n].
     """
-    return _send(rows, move, agree, options, codec.decode_rows, lambda values: values)
+
+    def decode(payload, n, dtype):
+        if received is True:
+            return codec.decode_rows(payload, n, dtype)
+
+        def zeros(payload):
+            nothing = to_words(rows)
+            return from_words(nothing ^ nothing, n, dtype)
+
+        return lax.cond(received, lambda p: codec.decode_rows(p, n, dtype), zeros, payload)
+
+    return _send(rows, move, agree, options, decode, lambda values: values)
 
 
 def send_and_add(rows: Array, move: Move, agree: Move, options: Options) -> Array:
