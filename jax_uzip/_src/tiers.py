@@ -135,11 +135,25 @@ def _send(
         return lambda _, payload: decode(move(payload[:, :size]), n, dtype)
 
     def raw(rows: Array, _) -> Array:
-        return finish(from_words(move(to_words(rows)), n, dtype))
+        return finish(_receive_raw(move(to_words(rows)), n, dtype))
 
     branches = [*map(encoded, sizes), raw]
     index = sum((need > size).astype(jnp.int32) for size in sizes) if sizes else 0
     return lax.switch(index, branches, rows, payload)
+
+
+def _receive_raw(words: Array, n: int, dtype: np.dtype) -> Array:
+    return from_words(words, n, dtype)
+
+
+def resize(x: Array, n: int) -> Array:
+    """[m] values as [n], cut off or filled up with zero bits; XLA's own slices keep no NaN's payload."""
+    if x.size == n:
+        return x
+    words = to_words(x[None])
+    width = words.shape[1] // x.size * n
+    padding = jnp.zeros((1, max(width - words.shape[1], 0)), words.dtype)
+    return from_words(lax.concatenate([words[:, :width], padding], 1), n, x.dtype)[0]
 
 
 # Raw values travel as unsigned integers: nothing on the way may quieten a NaN or flush a denormal.

@@ -54,7 +54,9 @@ def _plan(eqns: list[JaxprEqn], options: Options) -> list[Message]:
     by_type: dict[Any, list[JaxprEqn]] = {}
     for eqn in eqns:
         if primitive.replacement(eqn):
-            key = eqn.primitive, jax_compat.concatenable(eqn.invars[0].aval)
+            aval: Any = eqn.invars[0].aval
+            alone = aval.dtype.name in packing.UNSAFE and object()
+            key = eqn.primitive, jax_compat.concatenable(aval), alone
             by_type.setdefault(key, []).append(eqn)
     messages = []
     for alike in by_type.values():

@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array, lax
 from jax.core import Tracer
 from jax.extend.core.primitives import psum_p
@@ -108,12 +107,12 @@ def _sum(through_lax: Callable[[Any], Any], x: Any, options: Options | None) -> 
 def _send(flat: Array, group: Group, options: Options, params: Params) -> Array:
     """[n] of every device, added: each device adds one part for all, and hands it to all."""
     del params
-    n, K = flat.size, group.size
-    padding = jnp.zeros(-n % K, flat.dtype)
-    parts = lax.reshape(lax.concatenate([flat, padding], 0), (K, -(-n // K)))
+    K = group.size
+    n = -(-flat.size // K)
+    parts = tiers.resize(flat, K * n).reshape(K, n)
     part = tiers.send_and_add(parts, group.all_to_all, group.max, options)
     whole = tiers.send(part[None], group.all_gather, group.max, options)
-    return whole.reshape(-1)[:n]
+    return tiers.resize(whole.reshape(K * n), flat.size)
 
 
 # ---- primitives: uzip_psum under check_vma=False, uzip_psum_invariant under check_vma=True --------
