@@ -1,8 +1,9 @@
-"""Lossless-compressed collectives for JAX: the same bits as `jax.lax`, fewer of them on the wire.
+"""Lossless-compressed collectives for JAX: the values of `jax.lax`, fewer bytes on the wire.
 
 Inside `jax.shard_map`, `jax_uzip.all_gather(x, "i", tiled=True)` is `jax.lax.all_gather` with a
-compressed payload; `encode` and `decode` offer the codec alone, and `analyze` says what it would
-save on given data.
+compressed payload, and so are `all_to_all`, `ppermute`, `pbroadcast`, `psum`, `pmean` and
+`psum_scatter`; `pvary` does the same for the gradients of replicated parameters.  `encode` and `decode`
+offer the codec alone, and `analyze` says what it would save on given data.
 """
 
 from jax_uzip._src.analyze import analyze

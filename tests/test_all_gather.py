@@ -81,7 +81,7 @@ def test_every_size(n):
         assert_same_bits(gather(x), np.broadcast_to(x.reshape(4, n), (4, 4, n)))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64", "float8_e5m2"])
 def test_packed_leaves_keep_every_bit(dtype):
     shapes = [(), (3,), (5, 7), (2, 3, 4), (129,)]
     gather = jax.jit(

@@ -73,11 +73,8 @@ def batch(
 
     def rule(*values):
         nonlocal out_dim
-        if original in batching.fancy_primitive_batchers:
-            fancy = batching.fancy_primitive_batchers[original]
-            out, out_dim = fancy(axis_data, values, dims, **params)
-        else:
-            out, out_dim = batching.primitive_batchers[original](values, dims, **params)
+        batcher = batching.fancy_primitive_batchers[original]
+        out, out_dim = batcher(axis_data, values, dims, **params)
         return out
 
     (out,) = replay(trace(rule, *values), values, bind)

@@ -73,9 +73,7 @@ def _send(flat: Array, group: Group, options: Options, params: Params) -> Array:
     at_source = _at_source(group, params["source"])
 
     def move(words):
-        octets = lax.bitcast_convert_type(words, jnp.uint8)
-        octets = lax.psum(jnp.where(at_source, octets, 0), group.axes)
-        return lax.bitcast_convert_type(octets, words.dtype)
+        return _sum_of_octets(jnp.where(at_source, words, 0), group)
 
     def agree(need):
         return group.max(jnp.where(at_source, need, 0))
@@ -87,13 +85,19 @@ def _at_source(group: Group, source: int) -> Array:
     return lax.axis_index(group.axes) == range(group.size)[source]
 
 
+def _sum_of_octets(words: Array, group: Group) -> Array:
+    """Of words that are zero everywhere but at the source: every transport can add octets."""
+    octets = lax.psum(lax.bitcast_convert_type(words, jnp.uint8), group.axes)
+    return lax.bitcast_convert_type(octets, words.dtype)
+
+
 def _uncompressed(x: Array, **params: Any) -> Array:
     group = Group.of(params)
     at_source = _at_source(group, params["source"])
     if x.dtype not in native.dtypes():
         return lax.psum(jnp.where(at_source, x, jnp.zeros_like(x)), group.axes).astype(x.dtype)
     words = tiers.to_words(x.reshape(1, x.size))
-    words = lax.psum(jnp.where(at_source, words, 0), group.axes)
+    words = _sum_of_octets(jnp.where(at_source, words, 0), group)
     return tiers.from_words(words, x.size, x.dtype).reshape(x.shape)
 
 
