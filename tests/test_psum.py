@@ -254,6 +254,18 @@ def test_explicit_mesh():
     assert_same_bits(a, b)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_traced_with_64_bit_types_and_lowered_without(dtype, x64_for):
+    rows = np.stack([data.make("gaussian", dtype, 99, rank) for rank in range(8)])
+    with x64_for(dtype):
+        f = sharded(lambda x: psum(x[0], "x")[None], mesh_of(x=8))
+        traced = jax.jit(f).trace(rows)
+    compiled = traced.lower().compile()
+    with x64_for(dtype):
+        want = data.serial_sum(rows).view(dtype)
+        assert_same_bits(compiled(rows), np.broadcast_to(want, (8, 99)))
+
+
 # ---- what goes to jax.lax untouched --------------------------------------------------------------
 
 
