@@ -10,6 +10,8 @@ import jax
 import numpy as np
 import pytest
 
+from jax_uzip._src import tiers
+
 jax.config.update("jax_num_cpu_devices", 8)
 
 
@@ -21,6 +23,30 @@ def x64_for():
         return jax.enable_x64(np.dtype(dtype).name in ("float64", "complex128"))
 
     return context
+
+
+@pytest.fixture
+def sizes_taken(monkeypatch):
+    """The payload sizes in which values really arrived (the raw size if raw), one a device."""
+    taken = []
+
+    def decoder(decode):
+        def wrapped(payload, n, dtype):
+            jax.debug.callback(lambda: taken.append(payload.shape[1]))
+            return decode(payload, n, dtype)
+
+        return wrapped
+
+    receive_raw = tiers._receive_raw
+
+    def unwrap(words, n, dtype):
+        jax.debug.callback(lambda: taken.append(n * dtype.itemsize))
+        return receive_raw(words, n, dtype)
+
+    for name in ("decode_rows", "decode_add_rows"):
+        monkeypatch.setattr(tiers.codec, name, decoder(getattr(tiers.codec, name)))
+    monkeypatch.setattr(tiers, "_receive_raw", unwrap)
+    return taken
 
 
 def pytest_report_header():

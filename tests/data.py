@@ -76,6 +76,24 @@ def from_bits(pattern: np.ndarray, dtype) -> np.ndarray:
     return x[..., 0] if dtype.kind == "c" else x
 
 
+def serial_sum(rows: np.ndarray) -> np.ndarray:
+    """What rows add up to: in their order, in float32 for 8- and 16-bit floats and rounded once.
+
+    Every NaN is the canonical one.  A complex row counts as twice as many reals, and gives those.
+    """
+    part = part_dtype(rows.dtype)
+    rows = rows.view(part)
+    wide = part if part.itemsize >= 4 else np.dtype(np.float32)
+    with np.errstate(all="ignore"):
+        total = rows[0].astype(wide)
+        for row in rows[1:]:
+            total = total + row.astype(wide)
+        total = total.astype(part)
+    nan = np.isnan(total.astype(wide))
+    total[nan] = abs(np.array(np.nan, wide)).astype(part)
+    return total
+
+
 # ---- making one ------------------------------------------------------------------------------
 
 

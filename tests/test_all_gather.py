@@ -8,68 +8,31 @@ import data
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
+from programs import (
+    MESHES,
+    SMALL,
+    assert_same_bits,
+    checked,
+    gaussian,
+    mesh_of,
+    names_in,
+    sharded,
+)
 
 import jax_uzip
 from jax_uzip import Options
 from jax_uzip._src import codec, native, tiers
 
-# Everything is compressed, in one payload size or raw: few branches compile fast.
-SMALL = Options(min_bytes=0, tiers=[0.9])
 ours = functools.partial(jax_uzip.all_gather, options=SMALL)
-
-checked = pytest.mark.parametrize("check_vma", [True, False], ids=["checked", "unchecked"])
-
-
-def mesh_of(**axes) -> Mesh:
-    """A mesh of the first devices; of Auto axes, which jax.make_mesh does not give unasked."""
-    n = int(np.prod(list(axes.values())))
-    kinds = (AxisType.Auto,) * len(axes)
-    return Mesh(np.array(jax.devices()[:n]).reshape(tuple(axes.values())), tuple(axes), kinds)
-
-
-def sharded(f, mesh, in_specs=None, out_specs=None, check_vma=True, **kwargs):
-    """shard_map over all axes of the mesh, along the first dimension."""
-    everything = P(mesh.axis_names)
-    return jax.shard_map(
-        f,
-        mesh=mesh,
-        in_specs=everything if in_specs is None else in_specs,
-        out_specs=everything if out_specs is None else out_specs,
-        check_vma=check_vma,
-        **kwargs,
-    )
-
-
-def gaussian(*shape, dtype="float32") -> jax.Array:
-    return jnp.asarray(data.make("gaussian", dtype, int(np.prod(shape))).reshape(shape))
-
-
-def assert_same_bits(a, b):
-    jax.tree.map(_assert_same_bits, a, b)
-
-
-def _assert_same_bits(a, b):
-    assert a.dtype == b.dtype
-    assert a.shape == b.shape
-    np.testing.assert_array_equal(data.bits(a), data.bits(b))
-
-
-def primitives(jaxpr) -> list[str]:
-    """The names of all primitives of a traced function, those inside others included."""
-    names = []
-    for eqn in jaxpr.eqns:
-        names.append(eqn.primitive.name)
-        for inner in jax.extend.core.jaxprs_in_params(eqn.params):
-            names += primitives(getattr(inner, "jaxpr", inner))
-    return names
 
 
 def count_ours(f, *args) -> int:
-    return primitives(jax.make_jaxpr(f)(*args).jaxpr).count("uzip_all_gather")
+    return names_in(f, *args).count("uzip_all_gather")
 
 
 # ---- the public function -------------------------------------------------------------------------
@@ -87,7 +50,7 @@ def test_the_signature_is_that_of_jax_plus_options():
 def test_the_primitive_is_visible_in_the_jaxpr():
     f = sharded(lambda x: ours(x, "x"), mesh_of(x=8))
     assert count_ours(f, gaussian(64)) == 1
-    assert "all_gather" not in primitives(jax.make_jaxpr(f)(gaussian(64)).jaxpr)
+    assert "all_gather" not in names_in(f, gaussian(64))
 
 
 # ---- every value of every dtype --------------------------------------------------------------
@@ -103,7 +66,7 @@ def test_every_dtype_keeps_every_bit(dtype, x64_for):
         gather = jax.jit(sharded(lambda x: ours(x, "x")[None], mesh_of(x=8)))
         for kind in kinds:
             x = data.make(kind, dtype, 8 * n)
-            _assert_same_bits(gather(x), np.broadcast_to(x.reshape(8, n), (8, 8, n)))
+            assert_same_bits(gather(x), np.broadcast_to(x.reshape(8, n), (8, 8, n)))
 
 
 @pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 511, 513, 4097])
@@ -115,10 +78,10 @@ def test_every_size(n):
     )
     for kind in ("special", "zeros", "gaussian"):
         x = data.make(kind, "bfloat16", 4 * n)
-        _assert_same_bits(gather(x), np.broadcast_to(x.reshape(4, n), (4, 4, n)))
+        assert_same_bits(gather(x), np.broadcast_to(x.reshape(4, n), (4, 4, n)))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64", "float8_e5m2"])
 def test_packed_leaves_keep_every_bit(dtype):
     shapes = [(), (3,), (5, 7), (2, 3, 4), (129,)]
     gather = jax.jit(
@@ -135,17 +98,6 @@ def test_packed_leaves_keep_every_bit(dtype):
 
 
 # ---- meshes and axes ---------------------------------------------------------------------------
-
-MESHES = [
-    ({"x": 8}, "x"),
-    ({"x": 8}, ("x",)),
-    ({"x": 4, "y": 2}, "x"),
-    ({"x": 4, "y": 2}, "y"),
-    ({"x": 4, "y": 2}, ("x", "y")),
-    ({"x": 4, "y": 2}, ("y", "x")),
-    ({"x": 2, "y": 2, "z": 2}, ("z", "x")),
-    ({"x": 2, "y": 1, "z": 3}, ("x", "y", "z")),
-]
 
 
 @pytest.mark.parametrize(("axes", "name"), MESHES, ids=str)
@@ -477,7 +429,7 @@ def test_transformations(transformation, check_vma):
 def test_vmap_stays_compressed_and_becomes_one_message():
     f = sharded(jax.vmap(lambda row: ours(row, "x")), mesh_of(x=4))
     traced = jax.make_jaxpr(f)(gaussian(16, 6))
-    names = primitives(traced.jaxpr)
+    names = programs.primitives(traced.jaxpr)
     assert names.count("uzip_all_gather") == 1
     assert "all_gather" not in names
     assert str(SMALL) in str(traced)
@@ -485,9 +437,19 @@ def test_vmap_stays_compressed_and_becomes_one_message():
 
 def test_derivatives_stay_compressed_where_jax_gathers():
     f = sharded(lambda x: jax.jvp(lambda x: ours(x, "x"), (x,), (x,)), mesh_of(x=4))
-    names = primitives(jax.make_jaxpr(f)(gaussian(16, 6)).jaxpr)
+    names = names_in(f, gaussian(16, 6))
     assert names.count("uzip_all_gather") == 2
     assert "all_gather" not in names
+
+
+@checked
+def test_the_gradient_is_a_compressed_psum_scatter(check_vma):
+    f = sharded(jax.grad(lambda x: jnp.sum(ours(x, "x") ** 2)), mesh_of(x=4), check_vma=check_vma)
+    traced = jax.make_jaxpr(f)(gaussian(16, 6))
+    names = programs.primitives(traced.jaxpr)
+    assert names.count("uzip_psum_scatter") == 1
+    assert "reduce_scatter" not in names
+    assert str(traced).count(str(SMALL)) == 2
 
 
 @checked
@@ -533,7 +495,7 @@ def test_traced_with_64_bit_types_and_lowered_without(dtype, x64_for):
         traced = jax.jit(sharded(lambda x: ours(x, "x")[None], mesh_of(x=8))).trace(x)
     gather = traced.lower().compile()
     with x64_for(dtype):
-        _assert_same_bits(gather(x), np.broadcast_to(x.reshape(8, 100), (8, 8, 100)))
+        assert_same_bits(gather(x), np.broadcast_to(x.reshape(8, 100), (8, 8, 100)))
 
 
 # ---- what goes to jax.lax untouched --------------------------------------------------------------
@@ -671,34 +633,6 @@ def test_outside_of_shard_map():
 # ---- bytes moved -------------------------------------------------------------------------------
 
 
-def gathered_bytes(hlo: str) -> list[int]:
-    """What each all-gather of a compiled program brings from one device, in bytes, rising."""
-    found = re.findall(r"= \(?([a-z]+)(\d+)\[([\d,]*)\][^=]*? all-gather(?:-start)?\(", hlo)
-    return sorted(
-        int(width) // 8 * int(np.prod([int(d) for d in dims.split(",")])) // 8
-        for _, width, dims in found
-    )
-
-
-@pytest.fixture
-def sizes_taken(monkeypatch):
-    """The payload sizes in which values really arrived (the raw size if raw), one a device."""
-    taken = []
-    decode_rows, from_words = codec.decode_rows, tiers.from_words
-
-    def decode(payload, n, dtype):
-        jax.debug.callback(lambda: taken.append(payload.shape[1]))
-        return decode_rows(payload, n, dtype)
-
-    def unwrap(words, n, dtype):
-        jax.debug.callback(lambda: taken.append(n * dtype.itemsize))
-        return from_words(words, n, dtype)
-
-    monkeypatch.setattr(tiers.codec, "decode_rows", decode)
-    monkeypatch.setattr(tiers, "from_words", unwrap)
-    return taken
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
 def test_the_smallest_payload_that_fits_is_moved(dtype, sizes_taken):
     dtype = np.dtype(data.DTYPES[dtype])
@@ -709,7 +643,8 @@ def test_the_smallest_payload_that_fits_is_moved(dtype, sizes_taken):
 
     # The program holds one all-gather for every payload size and one of raw values, and no other.
     sizes = [*tiers.payload_sizes(n, dtype, Options()), raw]
-    assert gathered_bytes(f.lower(x).compile().as_text()) == sizes
+    hlo = f.lower(x).compile().as_text()
+    assert [size // 8 for size in programs.bytes_of(hlo, "all-gather")] == sizes
 
     for kind, limit in (
         ("gaussian", 1.03),
@@ -737,7 +672,7 @@ def test_one_device_with_hard_data_decides_for_all(sizes_taken):
     got = f(x.reshape(-1))
     jax.effects_barrier()
     assert sizes_taken == [2 << 15] * 8
-    _assert_same_bits(got, np.broadcast_to(x, (8, *x.shape)))
+    assert_same_bits(got, np.broadcast_to(x, (8, *x.shape)))
 
 
 def test_groups_choose_payload_sizes_for_themselves(sizes_taken):
@@ -749,7 +684,7 @@ def test_groups_choose_payload_sizes_for_themselves(sizes_taken):
     for name, kwargs in (("x", {}), (("x", "y"), {"axis_index_groups": groups})):
         f = lambda x: jax_uzip.all_gather(x[0], name, options=SMALL, **kwargs)[None]  # noqa: B023
         got = jax.jit(sharded(f, mesh_of(x=4, y=2), check_vma=False))(x)
-        _assert_same_bits(got, expected)
+        assert_same_bits(got, expected)
         jax.effects_barrier()
         (encoded,) = tiers.payload_sizes(n, np.dtype("float32"), SMALL)
         assert sorted(sizes_taken) == [encoded] * 4 + [4 * n] * 4

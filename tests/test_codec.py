@@ -263,21 +263,6 @@ def test_what_is_wrong_has_one_type_however_jax_dispatches():
 # ---- decode and add ----------------------------------------------------------------------------
 
 
-def reference_sum(rows):
-    """In rank order, in float32 for 8- and 16-bit floats, rounded once, every NaN canonical."""
-    part = data.part_dtype(rows.dtype)
-    rows = rows.view(part)
-    wide = part if part.itemsize >= 4 else np.dtype(np.float32)
-    with np.errstate(all="ignore"):
-        total = rows[0].astype(wide)
-        for row in rows[1:]:
-            total = total + row.astype(wide)
-        total = total.astype(part)
-    nan = np.isnan(total.astype(wide))
-    total[nan] = abs(np.array(np.nan, wide)).astype(part)
-    return total
-
-
 def decode_add(rows):
     payload, _ = codec.encode_rows(jnp.asarray(rows))
     return np.asarray(codec.decode_add_rows(payload, rows.shape[1], rows.dtype))
@@ -290,31 +275,31 @@ def test_sums_are_added_in_rank_order_and_rounded_once(dtype, ranks, x64_for):
         for kind in data.KINDS:
             rows = np.stack([data.make(kind, dtype, 2049, seed) for seed in range(ranks)])
             got = decode_add(rows)
-            assert_same_bits(got.view(data.part_dtype(dtype)), reference_sum(rows))
+            assert_same_bits(got.view(data.part_dtype(dtype)), data.serial_sum(rows))
 
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d.itemsize == 1], ids=lambda d: d.name)
 def test_every_pair_of_8_bit_values_adds_up(dtype):
     a, b = np.meshgrid(*[np.arange(256, dtype=np.uint8)] * 2)
     rows = np.stack([a.ravel(), b.ravel()]).view(dtype)
-    assert_same_bits(decode_add(rows), reference_sum(rows))
+    assert_same_bits(decode_add(rows), data.serial_sum(rows))
 
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d.itemsize == 2], ids=lambda d: d.name)
 def test_16_bit_sums_of_random_bits(dtype):
     rows = np.stack([data.make("random_bits", dtype, 1 << 18, seed) for seed in (1, 2)])
-    assert_same_bits(decode_add(rows), reference_sum(rows))
+    assert_same_bits(decode_add(rows), data.serial_sum(rows))
 
 
 def test_sums_of_large_messages_and_batches():
     rows = np.stack([data.make("mixed_runs", np.float32, (1 << 19) + 77, s) for s in range(3)])
-    want = reference_sum(rows)
+    want = data.serial_sum(rows)
     assert_same_bits(decode_add(rows), want)
     payload, _ = codec.encode_rows(rows)
     batch = jnp.stack([payload, payload[::-1]], axis=1)
     both = jax.vmap(lambda p: codec.decode_add_rows(p, rows.shape[1], rows.dtype), in_axes=1)(batch)
     assert_same_bits(both[0], want)
-    assert_same_bits(both[1], reference_sum(rows[::-1]))
+    assert_same_bits(both[1], data.serial_sum(rows[::-1]))
 
 
 def test_a_malformed_addend_is_named_by_its_rank():

@@ -35,6 +35,9 @@ def test_compresses_a_large_message_and_says_what():
         (Message(FLOAT32, BIG), Axis(1), ALL, "the axis has one device"),
         (Message(FLOAT32, BIG), Axis(8, partitioned_axes=("y",)), ALL, "still owns mesh axis y"),
         (Message(FLOAT32, BIG), Axis(8, checked_groups=True), ALL, "need check_vma=False"),
+        (Message(FLOAT32, BIG), Axis(0, uneven_groups=True), ALL, "of different sizes"),
+        (Message(FLOAT32, BIG, rows=0), Axis(0, positional=True), ALL, "a dimension of the array"),
+        (Message(FLOAT32, (1 << 29) - (1 << 21), rows=1 << 20), Axis(8), ALL, "over the 2 GiB"),
     ],
 )
 def test_refusals_say_why(message, axis, options, reason):

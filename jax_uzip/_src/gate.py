@@ -27,10 +27,16 @@ class Message(NamedTuple):
 
     dtype: np.dtype
     n: int
+    rows: int = 1  # parts of equal size that are encoded one by one
 
     @property
     def nbytes(self) -> int:
         return self.n * self.dtype.itemsize
+
+    @property
+    def payload_capacity(self) -> int:
+        """The most bytes that the payloads of all its rows can take."""
+        return self.rows * native.payload_capacity(-(-self.n // self.rows), self.dtype)
 
 
 class Axis(NamedTuple):
@@ -41,11 +47,13 @@ class Axis(NamedTuple):
         str, ...
     ] = ()  # mesh axes of more than one device left to the partitioner
     checked_groups: bool = False  # axis_index_groups under check_vma=True
+    uneven_groups: bool = False  # axis_index_groups of different sizes
+    positional: bool = False  # dimensions of the array itself are among the axes
 
 
 def decide(message: Message, axis: Axis, options: Options) -> Decision:
     """Compress `message` on its way along `axis`?"""
-    refusal = _refuse_message(message, options) or _refuse_axis(axis)
+    refusal = _refuse_axis(axis) or _refuse_message(message, options)
     if refusal:
         return Decision(False, refusal)
     return Decision(True, f"{message.dtype.name}, {message.nbytes} bytes")
@@ -63,7 +71,7 @@ def _refuse_message(message: Message, options: Options) -> str | None:
         return "empty"
     if message.nbytes < options.min_bytes:
         return f"{message.nbytes} bytes are under min_bytes={options.min_bytes}"
-    if native.payload_capacity(message.n, message.dtype) > MAX_PAYLOAD_BYTES:
+    if message.payload_capacity > MAX_PAYLOAD_BYTES:
         return f"{message.nbytes} bytes are over the 2 GiB that one message may have"
     return None
 
@@ -79,6 +87,10 @@ def _refuse_dtype(dtype: np.dtype, options: Options) -> str | None:
 
 
 def _refuse_axis(axis: Axis) -> str | None:
+    if axis.positional:
+        return "an axis is a dimension of the array (a mapped axis of vmap)"
+    if axis.uneven_groups:
+        return "axis_index_groups are of different sizes"
     if axis.size == 1:
         return "the axis has one device"
     if axis.partitioned_axes:

@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Primitive
 from jax.interpreters import ad, batching
+
+Bind = Callable[[JaxprEqn, list[Any]], Any]
 
 # ---- facts about where we stand ----------------------------------------------------------------
 
@@ -51,30 +54,30 @@ def abstract_eval(original: Primitive, *avals: Any, **params: Any) -> Any:
     return original.abstract_eval(*avals, **params)
 
 
-def transpose(original: Primitive, cotangent: Any, *args: Any, **params: Any) -> Any:
-    """The transpose rule of a linear primitive."""
-    return ad.primitive_transposes[original](cotangent, *args, **params)
+def transpose(
+    original: Primitive, bind: Bind, cotangent: Any, *args: Any, **params: Any
+) -> list[Any]:
+    """The transpose rule of a linear primitive; what it would bind goes through `bind`."""
+
+    def rule(cotangent):
+        return ad.primitive_transposes[original](cotangent, *args, **params)
+
+    return replay(trace(rule, cotangent), [cotangent], bind)
 
 
 def batch(
-    original: Primitive, bind: Callable, axis_data: Any, values: Any, dims: Any, **params: Any
+    original: Primitive, bind: Bind, axis_data: Any, values: Any, dims: Any, **params: Any
 ) -> tuple[Any, Any]:
-    """The batching rule of a collective, with `bind(*operands, **params)` where it binds `original`."""
+    """The batching rule of a collective; what it would bind goes through `bind`."""
     out_dim = None
 
     def rule(*values):
         nonlocal out_dim
-        out, out_dim = batching.fancy_primitive_batchers[original](
-            axis_data, values, dims, **params
-        )
+        batcher = batching.fancy_primitive_batchers[original]
+        out, out_dim = batcher(axis_data, values, dims, **params)
         return out
 
-    def substitute(eqn, operands):
-        if eqn.primitive is original:
-            return bind(*operands, **eqn.params)
-        return bind_equation(eqn, operands)
-
-    (out,) = replay(trace(rule, *values), values, substitute)
+    (out,) = replay(trace(rule, *values), values, bind)
     return out, out_dim
 
 
@@ -86,9 +89,7 @@ def trace(fun: Callable, *args: Any) -> Any:
     return jax.make_jaxpr(fun)(*args)
 
 
-def replay(
-    jaxpr: Any, args: Sequence[Any], bind: Callable[[JaxprEqn, list[Any]], Any]
-) -> list[Any]:
+def replay(jaxpr: Any, args: Sequence[Any], bind: Bind) -> list[Any]:
     """Evaluates a traced function equation by equation, each through `bind(equation, operands)`."""
     jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -106,3 +107,35 @@ def replay(
 def bind_equation(eqn: JaxprEqn, operands: list[Any]) -> Any:
     """Binds an equation as it stands."""
     return eqn.primitive.bind(*operands, **eqn.params)
+
+
+def _unlisted_primitives() -> dict[str, Primitive]:
+    """The collectives that jax.extend.core.primitives does not list, by name: seen in a traced function."""
+    mesh = jax.sharding.AbstractMesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def bind_all(x):
+        total = lax.psum(x, "i")
+        return [
+            lax.pcast(total, "i", to="varying"),
+            lax.psum_scatter(x, "i", tiled=True),
+            lax.pbroadcast(x, "i", 0),
+        ]
+
+    mapped = jax.shard_map(bind_all, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
+    (eqn,) = trace(mapped, jax.ShapeDtypeStruct((4,), "float32")).jaxpr.eqns
+    return {inner.primitive.name: inner.primitive for inner in eqn.params["jaxpr"].eqns}
+
+
+_UNLISTED = _unlisted_primitives()
+
+psum_invariant_p = _UNLISTED["psum_invariant"]
+"""What `lax.psum` binds under check_vma=True."""
+
+reduce_scatter_p = _UNLISTED["reduce_scatter"]
+"""What `lax.psum_scatter` binds."""
+
+pbroadcast_p = _UNLISTED["pbroadcast"]
+"""What `lax.pbroadcast` binds."""
+
+pvary_p = _UNLISTED["pvary"]
+"""What marks a value as varying along an axis under check_vma=True."""

@@ -1,5 +1,8 @@
 """Which leaves of a pytree travel together, so that a few large messages go instead of many small."""
 
+UNSAFE = ("float8_e3m4", "float8_e4m3", "float8_e5m2")
+"""The dtypes whose NaNs lose their payload when XLA:CPU cuts arrays: their leaves travel alone."""
+
 
 def plan(sizes: list[int], limit: int) -> list[list[int]]:
     """Groups leaves, by index, into messages of at most `limit` bytes; a larger leaf stays alone.

@@ -75,11 +75,11 @@ def default_fractions(n: int, dtype: np.dtype) -> tuple[float, ...]:
     return (0.04, g / 2, 1.008 * g, 1.022 * g, 1.065 * g, (1 + 1.065 * g) / 2)
 
 
+Move = Callable[[Array], Array]
+
+
 def send(
-    rows: Array,
-    move: Callable[[Array], Array],
-    agree: Callable[[Array], Array],
-    options: Options,
+    rows: Array, move: Move, agree: Move, options: Options, received: Array | bool = True
 ) -> Array:
     """Moves rows to other devices in the smallest payload that holds all rows of all of them.
 
@@ -88,24 +88,72 @@ def send(
       move: sends unsigned integers [K, w] and returns those received, [L, w]: a collective of `lax`.
       agree: the maximum of a uint32 over the devices that take part.
       options: which payload sizes are on offer.
+      received: whether this device receives anything; if not, `move` gives zeros, and so do we.
 
     Returns:
       The rows received, [L, n].
     """
+
+    def decode(payload, n, dtype):
+        if received is True:
+            return codec.decode_rows(payload, n, dtype)
+
+        def zeros(payload):
+            nothing = to_words(rows)
+            return from_words(nothing ^ nothing, n, dtype)
+
+        return lax.cond(received, lambda p: codec.decode_rows(p, n, dtype), zeros, payload)
+
+    return _send(rows, move, agree, options, decode, lambda values: values)
+
+
+def send_and_add(rows: Array, move: Move, agree: Move, options: Options) -> Array:
+    """As `send`, and adds the rows received in their order, [n]; see `codec.decode_add_rows`."""
+
+    def add(values):
+        # Rows that came raw are encoded here, so that there is one way to add, with one result.
+        return codec.decode_add_rows(codec.encode_rows(values)[0], values.shape[1], values.dtype)
+
+    return _send(rows, move, agree, options, codec.decode_add_rows, add)
+
+
+def _send(
+    rows: Array,
+    move: Move,
+    agree: Move,
+    options: Options,
+    decode: Callable[[Array, int, np.dtype], Array],
+    finish: Callable[[Array], Array],
+) -> Array:
+    """Sends rows; what arrives encoded goes through `decode`, and what arrives raw through `finish`."""
     n, dtype = rows.shape[1], rows.dtype
     sizes = payload_sizes(n, dtype, options)
     payload, nbytes = codec.encode_rows(rows)
     need = agree(jnp.max(nbytes))
 
     def encoded(size: int) -> Callable[[Array, Array], Array]:
-        return lambda _, payload: codec.decode_rows(move(payload[:, :size]), n, dtype)
+        return lambda _, payload: decode(move(payload[:, :size]), n, dtype)
 
     def raw(rows: Array, _) -> Array:
-        return from_words(move(to_words(rows)), n, dtype)
+        return finish(_receive_raw(move(to_words(rows)), n, dtype))
 
     branches = [*map(encoded, sizes), raw]
     index = sum((need > size).astype(jnp.int32) for size in sizes) if sizes else 0
     return lax.switch(index, branches, rows, payload)
+
+
+def _receive_raw(words: Array, n: int, dtype: np.dtype) -> Array:
+    return from_words(words, n, dtype)
+
+
+def resize(x: Array, n: int) -> Array:
+    """[m] values as [n], cut off or filled up with zero bits; XLA's own slices keep no NaN's payload."""
+    if x.size == n:
+        return x
+    words = to_words(x[None])
+    width = words.shape[1] // x.size * n
+    padding = jnp.zeros((1, max(width - words.shape[1], 0)), words.dtype)
+    return from_words(lax.concatenate([words[:, :width], padding], 1), n, x.dtype)[0]
 
 
 # Raw values travel as unsigned integers: nothing on the way may quieten a NaN or flush a denormal.
