@@ -6,6 +6,7 @@ import re
 
 import data
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import programs
@@ -709,3 +710,19 @@ def test_a_platform_without_the_codec_gets_jaxs_own_collective(platform):
     assert "all_gather" in ours
     assert "uzip_encode" not in ours
     assert ours.count("stablehlo.all_gather") == theirs.count("stablehlo.all_gather") == 1
+
+
+def test_a_symbolic_shape_goes_to_jax():
+    (b,) = jax.export.symbolic_shape("b")
+    shape = jax.ShapeDtypeStruct((4, b), jnp.float32)
+
+    def traced(all_gather):
+        return jax.jit(jax.vmap(lambda x: all_gather(x, "v"), axis_name="v")).trace(shape).jaxpr
+
+    assert str(traced(jax_uzip.all_gather)) == str(traced(jax.lax.all_gather))
+
+
+@pytest.mark.parametrize("options", [{"enabled": False}, "off", False, 5])
+def test_options_that_are_none_are_refused(options):
+    with pytest.raises(TypeError, match=r"options must be a jax_uzip.Options or None"):
+        jax_uzip.all_gather(jnp.zeros(3), "x", options=options)

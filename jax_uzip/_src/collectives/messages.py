@@ -29,6 +29,8 @@ def send(call: Callable[[Any], Any], x: Any, options: Options | None) -> Any:
       options: which messages to compress; None means the defaults of the process.
     """
     options = default() if options is None else options
+    if not isinstance(options, Options):
+        raise TypeError(f"options must be a jax_uzip.Options or None, got {options!r}")
     leaves, treedef = jax.tree.flatten(x)
     if not _may_compress(leaves, options):
         return call(x)
@@ -45,8 +47,10 @@ def _may_compress(leaves: list[Any], options: Options) -> bool:
         avals = [jax.typeof(leaf) for leaf in leaves]
     except TypeError:
         return False  # jax.lax says what is wrong
-    nbytes = [_nbytes(aval) for aval in avals if gate.supports(aval.dtype, options)]
-    return bool(nbytes) and sum(nbytes) >= options.min_bytes
+    avals = [aval for aval in avals if gate.supports(aval.dtype, options)]
+    if not all(isinstance(aval.size, int) for aval in avals):
+        return False  # symbolic shapes, which have no static size
+    return bool(avals) and sum(map(_nbytes, avals)) >= options.min_bytes
 
 
 def _plan(eqns: list[JaxprEqn], options: Options) -> list[Message]:
