@@ -71,6 +71,11 @@ def test_options_are_immutable():
             ({"tiers": x}, TypeError, "tiers must be a sequence of fractions")
             for x in (["a"], ["0.5"], [b"0.5"], b"0.5", [None], [0.5j], [10**400])
         ),
+        (
+            {"tiers": []},
+            ValueError,
+            "tiers is empty: choose None for the default, or enabled=False",
+        ),
         ({"tiers": [0.5, 1.0]}, ValueError, "rising fractions of the raw size between 0 and 1"),
         ({"tiers": [0.5, 0.4]}, ValueError, "tiers must be rising fractions"),
         ({"tiers": [0.5, 0.5]}, ValueError, "tiers must be rising fractions"),
@@ -118,6 +123,7 @@ def test_an_empty_variable_is_not_set(variable, text):
         ("JAX_UZIP_PACK_BYTES", "2147483648", "pack_bytes must be at most 2147483647"),
         ("JAX_UZIP_DTYPES", "int8", "dtypes lists int8"),
         ("JAX_UZIP_DTYPES", ",", "dtypes is empty"),
+        ("JAX_UZIP_TIERS", ",", "tiers is empty"),
         ("JAX_UZIP_TIERS", "2", "tiers must be rising fractions"),
         ("JAX_UZIP_TIERS", "abc", "must be fractions of the raw size, such as 0.5,0.75"),
     ],

@@ -170,6 +170,10 @@ def _check_tiers(name: str, value: Any) -> tuple[float, ...] | None:
         tiers = tuple(map(_fraction, value))
     except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name} must be a sequence of fractions, got {value!r}") from None
+    if not tiers:
+        raise ValueError(
+            f"{name} is empty: choose None for the default, or enabled=False to send everything raw"
+        )
     if not all(0 < t < 1 for t in tiers) or list(tiers) != sorted(set(tiers)):
         raise ValueError(
             f"{name} must be rising fractions of the raw size between 0 and 1 (raw itself is always "
