@@ -9,43 +9,60 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 import jax_uzip
 from jax_uzip._src import native
-from jax_uzip._src.analyze import Analysis, Row, SortKey, analyze_one
+from jax_uzip._src.analyze import Analysis, Row, SortKey, analyze_one, printable
 from jax_uzip._src.files import FileError, tensors
+from jax_uzip._src.options import SHORT_NAMES, dtype_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0, or 1 if a file cannot be read."""
     options = _parser().parse_args(arguments)
+    rows, errors = _analyze(options)
     try:
-        analysis = Analysis(tuple(_analyze(options.files, options.cast)))
-    except FileError as error:
-        print(f"jax_uzip: {error}", file=sys.stderr)
-        return 1
-    try:
-        if options.json:
-            print(json.dumps(analysis.to_dict(), indent=2, allow_nan=False))
-        else:
-            print(analysis.table(sort=options.sort, limit=options.limit))
-        sys.stdout.flush()
+        if len(errors) < len(options.files):
+            _print(Analysis(tuple(rows)), options)
     except BrokenPipeError:  # the reader, as in `| head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    for error in errors:
+        print(f"jax_uzip: {printable(str(error))}", file=sys.stderr)
+    return 1 if errors else 0
 
 
-def _analyze(files: Sequence[Path], cast: np.dtype[Any] | None) -> list[Row]:
-    rows = []
-    total = sum(path.stat().st_size for path in files if path.is_file())
+def _analyze(options: argparse.Namespace) -> tuple[list[Row], list[FileError]]:
+    """The rows of the files that can be read to their end, and what is wrong with the others."""
+    rows: list[Row] = []
+    errors: list[FileError] = []
+    void_as = {dtype.itemsize: dtype for dtype in options.void_as}
+    total = sum(os.path.getsize(path) for path in options.files if os.path.isfile(path))
     with _Progress(total) as progress:
-        for path in files:
-            for name, array in tensors(path):
-                full_name = f"{path.name}: {name}" if len(files) > 1 else name
-                rows.append(analyze_one(full_name, array, cast=cast, progress=progress.update))
-    return rows
+
+        def analyze_tensor(path: Path, name: str, array: NDArray[Any]) -> Row:
+            if len(options.files) > 1:
+                name = f"{path.name}: {name}"
+            if array.dtype.type is np.void and not array.dtype.names:
+                array = array.view(void_as.get(array.itemsize, array.dtype))
+            return analyze_one(name, array, cast=options.cast, progress=progress.update)
+
+        for path in options.files:
+            try:
+                rows += [analyze_tensor(path, name, array) for name, array in tensors(path)]
+            except FileError as error:
+                errors.append(error)
+    return rows, errors
+
+
+def _print(analysis: Analysis, options: argparse.Namespace) -> None:
+    if options.json:
+        text = json.dumps(analysis.to_dict(), indent=2, allow_nan=False)
+    else:
+        text = analysis.table(sort=options.sort, limit=options.limit)
+    encoding = sys.stdout.encoding or "utf-8"  # which may not have every character of a name
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 class _Progress:
@@ -88,14 +105,25 @@ def _parser() -> argparse.ArgumentParser:
         description=(
             "Says for each tensor its size, the ratio (raw bytes by encoded bytes) that the codec "
             "reaches, and Shannon's bound for codecs of exponents. Exit code 1: a file cannot be "
-            "read; 2: wrong arguments."
+            "read, and only the others are shown; 2: wrong arguments."
         ),
     )
     analyze.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help=".safetensors, .npz or .npy"
     )
     analyze.add_argument(
-        "--cast", type=_dtype, metavar="DTYPE", help="cast floats first, as in bfloat16"
+        "--cast", type=_dtype, metavar="DTYPE", help="cast floats first, as in bfloat16 or bf16"
+    )
+    analyze.add_argument(
+        "--void-as",
+        type=_dtype,
+        action="append",
+        default=[],
+        metavar="DTYPE",
+        help=(
+            "take values of .npy and .npz files that have no dtype but as many bytes for this, as in "
+            "bfloat16; once for each size"
+        ),
     )
     analyze.add_argument(
         "--sort",
@@ -120,13 +148,16 @@ def _version() -> str:
 
 def _dtype(text: str) -> np.dtype[Any]:
     try:
-        dtype = np.dtype(getattr(ml_dtypes, text, text))
+        dtype = dtype_of(text)
         native.wire_code(dtype)
     except (TypeError, ValueError):
-        known = ", ".join(sorted(d.name for d in native.dtypes() if d.kind != "c"))
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {known}") from None
-    if dtype.kind == "c":
-        raise argparse.ArgumentTypeError("floats are not cast to complex numbers")
+        dtype = None
+    if dtype is None or dtype.kind == "c":
+        floats = {d.name for d in native.dtypes() if d.kind != "c"}
+        short = [short for short, name in SHORT_NAMES.items() if name in floats]
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is none of {', '.join(sorted(floats))}, or for short {', '.join(short)}"
+        )
     return dtype
 
 

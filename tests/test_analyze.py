@@ -141,6 +141,7 @@ def test_cast():
     assert one(x, cast=jnp.float8_e4m3fn).dtype == "float8_e4m3fn"
     assert one(np.arange(5), cast="bfloat16").ratio == 1
     assert one(x.astype(np.complex64), cast="bfloat16").dtype == "complex64"
+    assert one(x, cast="bf16") == one(x, cast="bfloat16")
     with pytest.raises(TypeError, match="int8"):
         analyze(x, cast="int8")
 
@@ -158,6 +159,14 @@ def test_leaves_without_values_are_type_errors():
         analyze({"w": "text"})
     with pytest.raises(TypeError, match="w is a ndarray of Python objects"):
         analyze({"w": np.array([{}])})
+
+
+@pytest.mark.parametrize("x", [10**30, -(10**30), 2**64, 2**31])
+def test_numbers_beyond_jax_are_type_errors(x):
+    with pytest.raises(TypeError, match="w is an int too large for JAX"):
+        analyze({"w": x})
+    with pytest.raises(TypeError, match="array is an int too large for JAX"):
+        analyze(x)
 
 
 # ---- all together, as a table and as JSON ------------------------------------------------------
@@ -192,6 +201,52 @@ def test_table():
     assert shortened[-1].split() == table[-1].split()
     by_ratio = analysis.table(sort="ratio").splitlines()
     assert [line.split()[0] for line in by_ratio[2:5]] == ["b", "a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("\ud800", r"\ud800"),
+        ("a\x1b[2Jb", r"a\x1b[2Jb"),
+        ("a\nb\r\tc\0", r"a\nb\r\tc\x00"),
+        ("\x9b31m\x7f", r"\x9b31m\x7f"),
+        ("\u202eabc\u2028", r"\u202eabc\u2028"),
+        ("größe/重み", "größe/重み"),
+    ],
+)
+def test_names_that_cannot_be_printed_are_escaped(name, shown):
+    analysis = analyze({name: weights(9000)})
+    table = str(analysis)
+    assert len(table.splitlines()) == 5
+    assert table.splitlines()[2].startswith(f"{shown}  float32")
+    assert all(c.isprintable() or c == "\n" for c in table)
+    table.encode()
+    found = json.loads(json.dumps(analysis.to_dict()))
+    assert found["tensors"][0]["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("x", "says"),
+    [
+        (weights(9000), None),
+        (np.arange(9), None),
+        (np.zeros(0, np.float32), None),
+        (np.zeros(9, [("a", "i1"), ("b", "i1")]), None),
+        (np.zeros(9, "V7"), None),
+        (weights(9000, ml_dtypes.bfloat16).view("V2"), "void16: not looked at. NumPy files"),
+        (weights(9000, ml_dtypes.float8_e4m3fn).view("V1"), "void16: not looked at. NumPy files"),
+        (np.full(9000, 1 / 3, np.float32), "A ratio above its bound"),
+        (np.zeros(9000, np.float32), "A ratio above its bound"),
+        (weights(3), "A ratio below 1"),
+    ],
+)
+def test_notes_say_what_the_numbers_do_not(x, says):
+    analysis = analyze([x])
+    assert all(says in note for note in analysis.notes)
+    assert len(analysis.notes) == (says is not None)
+    table = str(analysis).splitlines()
+    assert table[5:] == [line for note in analysis.notes for line in ("", note)]
+    assert analysis.to_dict()["notes"] == list(analysis.notes)
 
 
 def test_json():

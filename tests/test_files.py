@@ -1,4 +1,8 @@
+import io
 import json
+import pickle
+import time
+import zipfile
 
 import data
 import ml_dtypes
@@ -84,7 +88,9 @@ def test_empty_tensors_and_files(tmp_path):
         ({"w": entry(shape=[True, 2])}, "shape"),
         ({"w": {**entry(), "shape": "2"}}, "shape '2'"),
         ({"w": entry(shape=[0, 2**80], offsets=[0, 0])}, "shape"),
+        ({"w": entry(shape=[0, 2**62, 2**62], offsets=[0, 0])}, "shape"),
         ({"w": entry(shape=[1] * 100 + [2])}, "shape"),
+        ({"w": entry("F4", shape=[1] * 100 + [2])}, "shape"),
         ({"w": entry(shape=[3])}, "has 8 bytes"),
         ({"w": entry(offsets=[0, 16], shape=[4])}, "in 8 bytes of data"),
         ({"w": entry(offsets=[8, 0])}, "data_offsets"),
@@ -99,6 +105,28 @@ def test_malformed_safetensors(tmp_path, header, message):
     with pytest.raises(FileError, match=message) as error:
         list(tensors(path))
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "entry_of",
+    [
+        lambda many: entry(shape=many),
+        lambda many: entry("F4", shape=many),
+        lambda many: entry(shape=[2**63 - 1] * 200_000),
+        lambda many: entry(offsets=many),
+        lambda many: entry(offsets=many[:2]),
+        lambda many: entry(offsets=[0, many]),
+        lambda many: {"dtype": many},
+    ],
+)
+@pytest.mark.parametrize("name", ["w", "w" * 3_000_000])
+def test_huge_headers_are_refused_at_once_and_in_a_few_words(tmp_path, entry_of, name):
+    path = save(tmp_path / "m.safetensors", {name: entry_of([10**4300 - 1] * 700)}, bytes(8))
+    start = time.process_time()
+    with pytest.raises(FileError, match="malformed: tensor") as error:
+        list(tensors(path))
+    assert time.process_time() - start < 5
+    assert len(str(error.value)) < len(str(path)) + 1000
 
 
 @pytest.mark.parametrize("length", [3, 2**20, 2**63, 2**64 - 1])
@@ -133,10 +161,63 @@ def test_npz_and_npy(tmp_path):
     assert (found == x).all()
 
 
-def test_files_of_python_objects_are_not_unpickled(tmp_path):
-    np.save(tmp_path / "x.npy", np.array([{}]), allow_pickle=True)
-    with pytest.raises(FileError, match="malformed"):
-        list(tensors(tmp_path / "x.npy"))
+def npy(x):
+    file = io.BytesIO()
+    np.save(file, x, allow_pickle=True)
+    return file.getvalue()
+
+
+def npz(*members):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+NPY = npy(np.arange(1000.0))
+NPZ = npz(("a.npy", NPY), ("b.npy", NPY))
+OBJECTS = npy(np.array([{}]))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        *(
+            ("m.npy", content, "not a .npy file")
+            for content in (b"", b"abc", b"nonsense" * 10, NPY[:5], pickle.dumps([1, 2]), NPZ)
+        ),
+        ("m.npy", NPY[:7], "EOF"),
+        ("m.npy", NPY[:50], "EOF: reading array header, expected 118 bytes got 40"),
+        ("m.npy", NPY[:128], "it ends before its last value"),
+        ("m.npy", NPY[:-1], "it ends before its last value"),
+        ("m.npy", OBJECTS, "it holds Python objects, which are not read"),
+        ("m.npy", npy(np.ones(3, ml_dtypes.float8_e5m2)), "NumPy cannot load its dtype"),
+        ("m.npy", b"\x93NUMPY\1\0\xff\xff" + b" " * 65535, "its header is longer"),
+        *(
+            ("m.npz", content, "not a .npz archive")
+            for content in (b"", b"PK", b"garbage" * 9, pickle.dumps([1, 2]), NPY, OBJECTS)
+        ),
+        ("m.npz", b"PK\3\4 nonsense", "it has no zip directory at its end"),
+        ("m.npz", NPZ[:-30], "it has no zip directory at its end"),
+        ("m.npz", npz(("a.npy", NPY[:-1])), "array 'a': EOF: reading array data"),
+        ("m.npz", npz(("a.npy", b"nonsense")), "array 'a': not a .npy file"),
+        ("m.npz", npz(("a.npy", OBJECTS)), "array 'a': it holds Python objects"),
+    ],
+)
+def test_what_is_no_array_or_half_of_one(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(FileError) as error:
+        list(tensors(path))
+    assert str(error.value).startswith(f"{path}: malformed: {message}")
+    assert "allow" not in str(error.value)
+
+
+def test_other_files_in_an_archive_are_left_out(tmp_path):
+    path = tmp_path / "m.npz"
+    path.write_bytes(npz(("README.txt", b"text"), ("a.npy", NPY)))
+    assert [name for name, _ in tensors(path)] == ["a"]
 
 
 # ---- any of them -------------------------------------------------------------------------------
@@ -175,6 +256,7 @@ def test_damaged_files_are_errors_or_read(tmp_path, suffix):
         ("none.npz", "No such file"),
         ("model.bin", "unknown format"),
         ("folder.npy", "is a directory"),
+        ("n" * 300 + ".npy", "name too long"),
     ],
 )
 def test_what_is_not_there_or_not_known(tmp_path, name, message):

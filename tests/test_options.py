@@ -1,9 +1,11 @@
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
 from jax_uzip import Options
-from jax_uzip._src.options import ENVIRONMENT, default, from_env
+from jax_uzip._src import native
+from jax_uzip._src.options import ENVIRONMENT, SHORT_NAMES, default, dtype_of, from_env
 
 
 def test_every_field_has_a_default_and_an_environment_variable():
@@ -22,6 +24,15 @@ def test_options_are_hashable_and_canonical():
     assert hash(a) == hash(b)
     assert a.dtypes == ("bfloat16", "float32")
     assert type(a.min_bytes) is int
+
+
+def test_every_dtype_has_a_short_name():
+    assert set(SHORT_NAMES.values()) == {dtype.name for dtype in native.dtypes()}
+    for short, name in SHORT_NAMES.items():
+        assert Options(dtypes=[short]).dtypes == (name,)
+        assert from_env({"JAX_UZIP_DTYPES": short}) == Options(dtypes=[name])
+        assert dtype_of(short) == dtype_of(name) == np.dtype(getattr(ml_dtypes, name, name))
+    assert Options(dtypes=["bf16", "bfloat16", jnp.bfloat16]).dtypes == ("bfloat16",)
 
 
 def test_options_are_immutable():
@@ -47,9 +58,24 @@ def test_options_are_immutable():
             ValueError,
             "int32, which the codec does not compress; choose among",
         ),
-        ({"dtypes": ["bf16"]}, ValueError, "bf16, which the codec does not compress"),
+        ({"dtypes": ["bf17"]}, ValueError, "bf17, which the codec does not compress"),
+        ({"dtypes": []}, ValueError, "dtypes is empty: to compress nothing, choose enabled=False"),
+        ({"dtypes": b"bf16"}, TypeError, "dtypes must be a sequence of dtypes"),
+        *(
+            ({"dtypes": [x]}, TypeError, "dtypes must be a sequence of dtypes, got .* in it")
+            for x in (None, 5, [1], (), {}, b"f4", object())
+        ),
+        ({"pack_bytes": 1 << 31}, ValueError, "pack_bytes must be at most 2147483647, since"),
         ({"tiers": 0.5}, TypeError, "tiers must be a sequence of fractions"),
-        ({"tiers": ["a"]}, TypeError, "tiers must be a sequence of fractions"),
+        *(
+            ({"tiers": x}, TypeError, "tiers must be a sequence of fractions")
+            for x in (["a"], ["0.5"], [b"0.5"], b"0.5", [None], [0.5j], [10**400])
+        ),
+        (
+            {"tiers": []},
+            ValueError,
+            "tiers is empty: choose None for the default, or enabled=False",
+        ),
         ({"tiers": [0.5, 1.0]}, ValueError, "rising fractions of the raw size between 0 and 1"),
         ({"tiers": [0.5, 0.4]}, ValueError, "tiers must be rising fractions"),
         ({"tiers": [0.5, 0.5]}, ValueError, "tiers must be rising fractions"),
@@ -81,19 +107,44 @@ def test_environment_sets_every_field():
     )
 
 
+@pytest.mark.parametrize("variable", ENVIRONMENT)
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_variable_is_not_set(variable, text):
+    assert from_env({variable: text}) == Options()
+
+
 @pytest.mark.parametrize(
-    ("variable", "text"),
+    ("variable", "text", "says"),
     [
-        ("JAX_UZIP_ENABLED", "maybe"),
-        ("JAX_UZIP_MIN_BYTES", "64K"),
-        ("JAX_UZIP_MIN_BYTES", "-1"),
-        ("JAX_UZIP_DTYPES", "int8"),
-        ("JAX_UZIP_TIERS", "2"),
+        ("JAX_UZIP_ENABLED", "maybe", "must be one of 1, true, on, 0"),
+        ("JAX_UZIP_MIN_BYTES", "64K", "must be an integer number of bytes, such as 65536"),
+        ("JAX_UZIP_MIN_BYTES", "-1", "min_bytes must be 0 or more"),
+        ("JAX_UZIP_PACK_BYTES", "1e6", "must be an integer number of bytes, such as 65536"),
+        ("JAX_UZIP_PACK_BYTES", "2147483648", "pack_bytes must be at most 2147483647"),
+        ("JAX_UZIP_DTYPES", "int8", "dtypes lists int8"),
+        ("JAX_UZIP_DTYPES", ",", "dtypes is empty"),
+        ("JAX_UZIP_TIERS", ",", "tiers is empty"),
+        ("JAX_UZIP_TIERS", "2", "tiers must be rising fractions"),
+        ("JAX_UZIP_TIERS", "abc", "must be fractions of the raw size, such as 0.5,0.75"),
     ],
 )
-def test_environment_errors_name_the_variable_and_its_text(variable, text):
-    with pytest.raises(ValueError, match=f"environment variable {variable}='{text}': "):
+def test_environment_errors_name_the_variable_its_text_and_what_is_expected(variable, text, says):
+    with pytest.raises(ValueError, match=f"environment variable {variable}='{text}': {says}"):
         from_env({variable: text})
+
+
+def test_a_misspelt_variable_is_warned_of():
+    with pytest.warns(UserWarning, match="JAX_UZIP_MINBYTES, JAX_UZIP_X is none") as warned:
+        from_env({"JAX_UZIP_X": "1", "JAX_UZIP_MINBYTES": "3"})
+    assert len(warned) == 1
+    for variable in ENVIRONMENT:
+        assert variable in str(warned[0].message)
+
+
+@pytest.mark.filterwarnings("error")
+def test_other_variables_are_not_warned_of():
+    from_env({"JAX_UZIP_NO_SKIP": "1", "JAX_UZIP": "1", "JAX_PLATFORMS": "cpu"})
+    from_env(dict.fromkeys(ENVIRONMENT, ""))
 
 
 def test_the_process_default_is_read_once(monkeypatch):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from jax_uzip._src import native
+from jax_uzip._src.options import dtype_of
 
 PART_BYTES = 64 << 20
 """Tensors are looked at in parts of this size, so that memory does not grow with theirs."""
@@ -89,16 +90,27 @@ class Analysis:
     rows: tuple[Row, ...]
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of these rows should know, a sentence or two each."""
+        return tuple(text for applies, text in _NOTES if any(map(applies, self.rows)))
+
+    @property
     def total(self) -> Row:
         """All rows as one: sums of bytes, so that ratios are weighted by size."""
         return _together("total", self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what JSON can hold."""
-        return {"tensors": [row.to_dict() for row in self.rows], "total": self.total.to_dict()}
+        return {
+            "tensors": [row.to_dict() for row in self.rows],
+            "total": self.total.to_dict(),
+            "notes": list(self.notes),
+        }
 
     def table(self, *, sort: SortKey | None = None, limit: int | None = None) -> str:
-        """Returns the table as text.
+        """Returns the table as text, and the notes below it.
+
+        Of names, what cannot be printed (control characters, lone surrogates) is escaped.
 
         Args:
           sort: order of the rows: by name, or the largest first; `None` keeps theirs.
@@ -113,7 +125,7 @@ class Analysis:
         if limit is not None and len(rows) > limit:
             rest = rows[limit:]
             rows = [*rows[:limit], _together(f"({len(rest)} more)", rest)]
-        return _format(rows, self.total)
+        return "\n".join([_format(rows, self.total), *(f"\n{note}" for note in self.notes)])
 
     def __str__(self) -> str:
         return self.table()
@@ -133,15 +145,16 @@ def analyze(
 
     Args:
       tree: pytree of NumPy or JAX arrays.
-      cast: dtype to cast the floats to first, as in ``"bfloat16"``; complex ones stay.
+      cast: dtype to cast the floats to first, as in ``"bfloat16"`` or ``"bf16"``; complex ones
+        stay.
       progress: called with the number of raw bytes done since the last call.
 
     Returns:
       `Analysis`.  Tensors of dtypes that the codec does not know have a row with ratio 1.
 
     Raises:
-      TypeError: a leaf has no values (`jax.ShapeDtypeStruct`, a traced array) or is no array, or
-        the codec does not know `cast`.
+      TypeError: a leaf has no values (`jax.ShapeDtypeStruct`, a traced array), is no array or a
+        number beyond JAX's, or the codec does not know `cast`.
 
     >>> weights = {"w": np.random.default_rng(0).standard_normal(1 << 20, np.float32)}
     >>> analysis = jax_uzip.analyze(weights)
@@ -150,8 +163,7 @@ def analyze(
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     named = [(jax.tree_util.keystr(p, simple=True, separator="/") or "array", x) for p, x in leaves]
-    for name, x in named:
-        _check(name, x)
+    named = [(name, _array(name, x)) for name, x in named]
     return Analysis(tuple(analyze_one(name, x, cast=cast, progress=progress) for name, x in named))
 
 
@@ -163,8 +175,6 @@ def analyze_one(
     progress: Callable[[int], None] | None = None,
 ) -> Row:
     """Returns the row of one array; see `analyze`."""
-    if not hasattr(x, "dtype"):  # a Python scalar
-        x = np.asarray(x, jax.dtypes.result_type(x))
     dtype = _target(x.dtype, cast)
     if dtype is None:
         if progress:
@@ -191,10 +201,11 @@ def analyze_one(
     )
 
 
-# ---- dtypes ------------------------------------------------------------------------------------
+# ---- leaves and dtypes -------------------------------------------------------------------------
 
 
-def _check(name: str, x: Any) -> None:
+def _array(name: str, x: Any) -> Any:
+    """The array that a leaf is, of Python scalars the one that JAX would make."""
     if isinstance(x, jax.ShapeDtypeStruct):
         raise TypeError(f"analyze needs values, and {name} is a jax.ShapeDtypeStruct without any")
     if isinstance(x, jax.core.Tracer):
@@ -203,6 +214,14 @@ def _check(name: str, x: Any) -> None:
         raise TypeError(f"analyze takes NumPy and JAX arrays, and {name} is a {type(x).__name__}")
     if isinstance(x, np.ndarray) and x.dtype.hasobject:
         raise TypeError(f"analyze takes numbers, and {name} is a ndarray of Python objects")
+    if hasattr(x, "dtype"):
+        return x
+    try:
+        return np.asarray(x, jax.dtypes.result_type(x))
+    except OverflowError:
+        raise TypeError(
+            f"analyze takes NumPy and JAX arrays, and {name} is an int too large for JAX"
+        ) from None
 
 
 def _target(dtype: Any, cast: DTypeLike | None) -> np.dtype[Any] | None:
@@ -213,13 +232,15 @@ def _target(dtype: Any, cast: DTypeLike | None) -> np.dtype[Any] | None:
     if dtype not in native.dtypes():
         return None
     if cast is not None and dtype.kind != "c":
-        native.wire_code(cast)
-        return np.dtype(cast)
+        dtype = dtype_of(cast)
+        native.wire_code(dtype)
     return dtype
 
 
 def _name(dtype: Any) -> str:
-    return dtype.name if isinstance(dtype, np.dtype) else str(dtype)
+    if not isinstance(dtype, np.dtype):
+        return str(dtype)
+    return "struct" if dtype.names else dtype.name  # NumPy's name is that of bytes without fields
 
 
 # ---- one part of a tensor ----------------------------------------------------------------------
@@ -290,6 +311,25 @@ def _together(name: str, rows: Sequence[Row]) -> Row:
     )
 
 
+_NOTES: tuple[tuple[Callable[[Row], bool], str], ...] = (
+    (
+        lambda row: row.dtype in ("void8", "void16"),
+        "void8, void16: not looked at. NumPy files do not name the dtypes of ml_dtypes; if these values "
+        "are, say, bfloat16, pass --void-as bfloat16, or in Python x.view(ml_dtypes.bfloat16).",
+    ),
+    (
+        lambda row: row.values > 0 and round(row.ratio, 3) > round(row.bound_ratio, 3),
+        "A ratio above its bound: the mantissas repeat (zeros, constants), and the bound counts them "
+        "as incompressible.",
+    ),
+    (
+        lambda row: round(row.ratio, 3) < 1,
+        "A ratio below 1: the headers and padding of a payload are more than what they save. "
+        "Collectives pack small tensors together, and send raw what does not compress.",
+    ),
+)
+"""Of which rows what is to be said."""
+
 _HEADER = ("tensor", "type", "raw bytes", "encoded", "ratio", "bound", "exponent bits")
 
 
@@ -307,11 +347,20 @@ def _format(rows: Sequence[Row], total: Row) -> str:
     return "\n".join([text[0], rule, *text[1:-1], rule, text[-1]])
 
 
+def printable(text: str) -> str:
+    r"""The text with what would move a terminal's cursor, or cannot be printed, escaped.
+
+    >>> print(printable("größe\n\x1b[2J"))
+    größe\n\x1b[2J
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     shape = "" if row.shape is None else f"[{','.join(map(str, row.shape))}]"
     compressed = row.exponent_entropy is not None
     return (
-        row.name,
+        printable(row.name),
         row.dtype + shape,
         f"{row.raw_bytes:,}",
         f"{row.encoded_bytes:,}",

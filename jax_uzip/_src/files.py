@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterator
+import reprlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from numpy.typing import NDArray
 
 MAX_HEADER_BYTES = 100_000_000
 """What the safetensors library allows."""
+
+MAX_DIMENSIONS = 64
+MAX_SIZE = 2**63 - 1
+"""What NumPy allows; products of numbers without a limit would take minutes."""
 
 # The safetensors library cannot give NumPy arrays of bfloat16 and the 8-bit floats.
 _SAFETENSORS_DTYPES: dict[str, Any] = {
@@ -55,9 +60,9 @@ def tensors(path: str | Path) -> Iterator[tuple[str, NDArray[Any]]]:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise FileError(f"{path}: unknown format, expected a name ending in {', '.join(readers)}")
-    if path.is_dir():
-        raise FileError(f"{path}: is a directory")
     try:
+        if path.is_dir():
+            raise FileError(f"{path}: is a directory")
         yield from reader(path)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
@@ -67,6 +72,10 @@ def tensors(path: str | Path) -> Iterator[tuple[str, NDArray[Any]]]:
 
 class _MalformedError(Exception):
     pass
+
+
+# What is quoted from a file may have any length.
+_quote = reprlib.Repr(maxstring=200, maxlist=8, maxdict=8, maxlevel=3).repr
 
 
 # ---- .safetensors ------------------------------------------------------------------------------
@@ -106,13 +115,14 @@ def _array(name: str, entry: Any, data: NDArray[np.uint8]) -> NDArray[Any]:
         dtype_name, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, ValueError):
         raise _MalformedError(
-            f"tensor {name!r} must have a dtype, a shape and two data_offsets"
+            f"tensor {_quote(name)} must have a dtype, a shape and two data_offsets"
         ) from None
-    if not _are_sizes(shape):
-        raise _MalformedError(f"tensor {name!r} has shape {shape!r}")
+    if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
+        raise _MalformedError(f"tensor {_quote(name)} has shape {_quote(shape)}")
     if not _are_sizes([begin, end]) or not begin <= end <= data.size:
         raise _MalformedError(
-            f"tensor {name!r} has data_offsets [{begin!r}, {end!r}] in {data.size} bytes of data"
+            f"tensor {_quote(name)} has data_offsets {_quote([begin, end])} in {data.size} bytes "
+            "of data"
         )
     raw = data[begin:end]
     dtype = _SAFETENSORS_DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
@@ -120,42 +130,64 @@ def _array(name: str, entry: Any, data: NDArray[np.uint8]) -> NDArray[Any]:
         return raw
     if math.prod(shape) * np.dtype(dtype).itemsize != end - begin:
         raise _MalformedError(
-            f"tensor {name!r} is {dtype_name} of shape {shape} and has {end - begin} bytes"
+            f"tensor {_quote(name)} is {dtype_name} of shape {_quote(shape)} and has "
+            f"{end - begin} bytes"
         )
     try:
         return raw.view(dtype).reshape(shape)
-    except (ValueError, OverflowError) as error:  # more dimensions, or larger ones, than NumPy's
-        raise _MalformedError(f"tensor {name!r} has shape {shape} ({error})") from error
+    except (ValueError, OverflowError) as error:  # a product of dimensions over NumPy's
+        raise _MalformedError(
+            f"tensor {_quote(name)} has shape {_quote(shape)} ({error})"
+        ) from error
 
 
 def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+    return isinstance(values, list) and all(type(v) is int and 0 <= v <= MAX_SIZE for v in values)
 
 
 # ---- .npz and .npy -----------------------------------------------------------------------------
 
+# Of the messages of NumPy, zipfile and mmap those that say what nobody can do or tell, and what they mean.
+_MEANINGS = {
+    "max_header_size": "its header is longer than any of an array",
+    "pickle": "it holds Python objects, which are not read",
+    "Python objects": "it holds Python objects, which are not read",
+    "mmap length": "it ends before its last value",
+    "not a zip file": "it has no zip directory at its end",
+    "valid dtype descriptor": "NumPy cannot load its dtype, as that of float8_e5m2 arrays",
+}
+
 
 def _npz(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+    _check_magic(path, "a .npz archive", b"PK\3\4", b"PK\5\6")
     with _load(lambda: np.load(path)) as archive:
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise _MalformedError("not a .npz archive")
+        members = archive.zip.namelist()
         for name in archive.files:
-            array = _load(lambda name=name: archive[name])
-            if isinstance(array, np.ndarray):  # else a file of another kind, as its bytes
+            array = _load(lambda name=name: archive[name], f"array {_quote(name)}: ")
+            if isinstance(array, np.ndarray):
                 yield name, array
+            elif f"{name}.npy" in members:  # else a file of another kind, as its bytes
+                raise _MalformedError(f"array {_quote(name)}: not a .npy file")
 
 
 def _npy(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
-    array = _load(lambda: np.load(path, mmap_mode="r"))
-    if not isinstance(array, np.ndarray):
-        raise _MalformedError("not a .npy file")
-    yield path.stem, array
+    _check_magic(path, "a .npy file", b"\x93NUMPY")
+    yield path.stem, _load(lambda: np.load(path, mmap_mode="r"))
 
 
-def _load(read: Any) -> Any:
+def _check_magic(path: Path, kind: str, *magics: bytes) -> None:
+    """np.load goes by the first bytes, and takes what it does not know for pickled objects."""
+    with path.open("rb") as file:
+        if not file.read(len(magics[0])).startswith(magics):
+            raise _MalformedError(f"not {kind}")
+
+
+def _load(read: Callable[[], Any], where: str = "") -> Any:
     try:
         return read()
     except OSError:
         raise
     except Exception as error:  # np.load lets through whatever zipfile, zlib and ast raise
-        raise _MalformedError(str(error) or type(error).__name__) from error
+        text = str(error) or type(error).__name__
+        text = next((meaning for said, meaning in _MEANINGS.items() if said in text), text)
+        raise _MalformedError(where + text) from error

@@ -3,12 +3,36 @@
 import dataclasses
 import functools
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 
 from jax_uzip._src import native
+
+MAX_PACK_BYTES = (1 << 31) - 1
+"""A larger message goes to jax.lax whole."""
+
+SHORT_NAMES = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+    "c64": "complex64",
+    "c128": "complex128",
+    "e3m4": "float8_e3m4",
+    "e4m3": "float8_e4m3",
+    "e4m3b11fnuz": "float8_e4m3b11fnuz",
+    "e4m3fn": "float8_e4m3fn",
+    "e4m3fnuz": "float8_e4m3fnuz",
+    "e5m2": "float8_e5m2",
+    "e5m2fnuz": "float8_e5m2fnuz",
+    "e8m0fnu": "float8_e8m0fnu",
+}
+"""What dtypes may be called as well, wherever a user names one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,17 +41,17 @@ class Options:
 
     Hashable and immutable: options are a static parameter of every collective, and must be the same
     on every process of a program.  Each field has an environment variable (``JAX_UZIP_`` and the
-    field's name in capitals), read once, that sets the default of the process.
+    field's name in capitals), read once, that sets the default of the process; empty means not set.
 
     Attributes:
       enabled: ``False`` sends everything through ``jax.lax``.
       min_bytes: a message of fewer raw bytes per device goes to ``jax.lax`` untouched.  The default,
         64 KiB, is about where saving a third of the bytes pays for two more kernels and the agreement
         on a size.  0 compresses every message.
-      dtypes: the dtypes to compress, as names or dtype objects; ``None`` means all that the codec
-        knows (bf16, f16, f32, f64, the fp8 kinds, complex).
+      dtypes: the dtypes to compress, as names, long or short (``"bf16"``), or dtype objects; ``None``
+        means all that the codec knows (bf16, f16, f32, f64, the fp8 kinds, complex).
       pack_bytes: leaves of one dtype of a pytree are packed together into messages of at most this
-        many raw bytes; a leaf larger than that travels alone.  0 packs nothing.
+        many raw bytes, below 2 GiB; a leaf larger than that travels alone.  0 packs nothing.
       tiers: the payload sizes on offer, as rising fractions of the raw size; raw is always the
         last and is not listed.  ``None`` chooses them by dtype and size (see ``tiers.py``).
 
@@ -53,11 +77,12 @@ def default() -> Options:
 
 
 def from_env(environ: Mapping[str, str]) -> Options:
-    """Options from the variables of ENVIRONMENT that are set."""
+    """Options from the variables of ENVIRONMENT that are set and not empty."""
+    _warn_of_unknown(environ)
     chosen = {}
     for variable, (field, parse) in ENVIRONMENT.items():
-        text = environ.get(variable)
-        if text is None:
+        text = environ.get(variable, "")
+        if not text.strip():
             continue
         try:
             chosen[field] = parse(text)
@@ -70,6 +95,18 @@ def from_env(environ: Mapping[str, str]) -> Options:
 @functools.cache
 def _process_default() -> Options:
     return from_env(os.environ)
+
+
+def dtype_of(value: DTypeLike) -> np.dtype[Any]:
+    """What `np.dtype` returns, for the names that it does not know as well.
+
+    >>> dtype_of("bf16"), dtype_of("e4m3fn")
+    (dtype(bfloat16), dtype(float8_e4m3fn))
+    """
+    if isinstance(value, str):
+        name = SHORT_NAMES.get(value, value)
+        value = getattr(ml_dtypes, name, name)
+    return np.dtype(value)
 
 
 # ---- checks: one a field ---------------------------------------------------------------------
@@ -89,12 +126,24 @@ def _check_bytes(name: str, value: Any) -> int:
     return int(value)
 
 
+def _check_pack_bytes(name: str, value: Any) -> int:
+    value = _check_bytes(name, value)
+    if value > MAX_PACK_BYTES:
+        raise ValueError(
+            f"{name} must be at most {MAX_PACK_BYTES}, since a larger message would go to jax.lax, "
+            f"got {value}"
+        )
+    return value
+
+
 def _check_dtypes(name: str, value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be a sequence of dtypes or None for all, got {value!r}")
-    names = {_dtype_name(v) for v in value}
+    names = {_dtype_name(name, v) for v in value}
+    if not names:
+        raise ValueError(f"{name} is empty: to compress nothing, choose enabled=False")
     known = sorted(dtype.name for dtype in native.dtypes())
     if unknown := sorted(names.difference(known)):
         raise ValueError(
@@ -104,19 +153,27 @@ def _check_dtypes(name: str, value: Any) -> tuple[str, ...] | None:
     return tuple(sorted(names))
 
 
-def _dtype_name(value: Any) -> str:
-    return value if isinstance(value, str) else np.dtype(value).name
+def _dtype_name(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return SHORT_NAMES.get(value, value)
+    if not isinstance(value, np.dtype | type):  # np.dtype(None) would be float64
+        raise TypeError(f"{name} must be a sequence of dtypes, got {value!r} in it")
+    return np.dtype(value).name
 
 
 def _check_tiers(name: str, value: Any) -> tuple[float, ...] | None:
     if value is None:
         return None
-    if not isinstance(value, Iterable) or isinstance(value, str):
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         raise TypeError(f"{name} must be a sequence of fractions or None, got {value!r}")
     try:
-        tiers = tuple(map(float, value))
-    except (TypeError, ValueError):
+        tiers = tuple(map(_fraction, value))
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name} must be a sequence of fractions, got {value!r}") from None
+    if not tiers:
+        raise ValueError(
+            f"{name} is empty: choose None for the default, or enabled=False to send everything raw"
+        )
     if not all(0 < t < 1 for t in tiers) or list(tiers) != sorted(set(tiers)):
         raise ValueError(
             f"{name} must be rising fractions of the raw size between 0 and 1 (raw itself is always "
@@ -125,16 +182,32 @@ def _check_tiers(name: str, value: Any) -> tuple[float, ...] | None:
     return tiers
 
 
+def _fraction(value: Any) -> float:
+    if isinstance(value, str | bytes):
+        raise TypeError
+    return float(value)
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "enabled": _check_enabled,
     "min_bytes": _check_bytes,
     "dtypes": _check_dtypes,
-    "pack_bytes": _check_bytes,
+    "pack_bytes": _check_pack_bytes,
     "tiers": _check_tiers,
 }
 
 
 # ---- the environment -------------------------------------------------------------------------
+
+
+def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    known = {*ENVIRONMENT, "JAX_UZIP_NO_SKIP"}  # the latter is one of the tests'
+    if unknown := sorted(v for v in environ if v.startswith("JAX_UZIP_") and v not in known):
+        warnings.warn(
+            f"environment variable {', '.join(unknown)} is none of jax_uzip's and has no effect; "
+            f"those are {', '.join(ENVIRONMENT)}",
+            stacklevel=2,
+        )
 
 
 def _parse_flag(text: str) -> bool:
@@ -144,18 +217,28 @@ def _parse_flag(text: str) -> bool:
     return flags[text.strip().lower()]
 
 
+def _parse_bytes(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("must be an integer number of bytes, such as 65536") from None
+
+
 def _parse_list(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def _parse_fractions(text: str) -> list[float]:
-    return [float(item) for item in _parse_list(text)]
+    try:
+        return [float(item) for item in _parse_list(text)]
+    except ValueError:
+        raise ValueError("must be fractions of the raw size, such as 0.5,0.75") from None
 
 
 ENVIRONMENT: dict[str, tuple[str, Callable[[str], Any]]] = {
     "JAX_UZIP_ENABLED": ("enabled", _parse_flag),
-    "JAX_UZIP_MIN_BYTES": ("min_bytes", int),
+    "JAX_UZIP_MIN_BYTES": ("min_bytes", _parse_bytes),
     "JAX_UZIP_DTYPES": ("dtypes", _parse_list),
-    "JAX_UZIP_PACK_BYTES": ("pack_bytes", int),
+    "JAX_UZIP_PACK_BYTES": ("pack_bytes", _parse_bytes),
     "JAX_UZIP_TIERS": ("tiers", _parse_fractions),
 }
