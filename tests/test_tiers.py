@@ -34,7 +34,6 @@ def test_payload_sizes_rise_are_aligned_and_stay_under_raw(dtype, n):
 
 def test_payload_sizes_follow_the_options():
     assert payload_sizes(25600, FLOAT32, Options(tiers=[0.25, 0.5])) == (25600, 51200)
-    assert payload_sizes(25600, FLOAT32, Options(tiers=[])) == ()
 
 
 def test_a_small_message_has_no_payload_as_large_as_raw():
