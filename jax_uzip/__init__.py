@@ -15,6 +15,8 @@ from jax_uzip._src.collectives.ppermute import ppermute
 from jax_uzip._src.collectives.psum import pmean, psum
 from jax_uzip._src.collectives.psum_scatter import psum_scatter
 from jax_uzip._src.collectives.pvary import pvary
+from jax_uzip._src.drop_in import disable, enable, enabled
+from jax_uzip._src.explain import explain
 from jax_uzip._src.options import Options
 
 __version__ = "0.1.0"
@@ -26,7 +28,11 @@ __all__ = [
     "all_to_all",
     "analyze",
     "decode",
+    "disable",
+    "enable",
+    "enabled",
     "encode",
+    "explain",
     "pbroadcast",
     "pmean",
     "ppermute",

@@ -1,4 +1,4 @@
-"""The command line: `python -m jax_uzip analyze model.safetensors`."""
+"""The command line: `python -m jax_uzip analyze model.safetensors`, `run train.py` and `doctor`."""
 
 import argparse
 import json
@@ -13,15 +13,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 import jax_uzip
-from jax_uzip._src import native
+from jax_uzip._src import doctor, native, run
 from jax_uzip._src.analyze import Analysis, Row, SortKey, analyze_one, printable
 from jax_uzip._src.files import FileError, tensors
 from jax_uzip._src.options import SHORT_NAMES, dtype_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code: 0, or 1 if a file cannot be read."""
+    """Runs the command line; returns the exit code: 0, or 1 if a file cannot be read or a test fails."""
     options = _parser().parse_args(arguments)
+    if options.command == "run":
+        run.start(_target(options))
+    if options.command == "doctor":
+        report, healthy = doctor.examine()
+        print(report)
+        return 0 if healthy else 1
+    return _print_analysis(options)
+
+
+def _target(options: argparse.Namespace) -> list[str]:
+    """What to run, as Python's own command line has it."""
+    if not options.module and not Path(options.script).exists():
+        raise SystemExit(f"jax_uzip: can't open file {options.script!r}: No such file")
+    return [*(["-m"] if options.module else []), options.script, *options.arguments]
+
+
+def _print_analysis(options: argparse.Namespace) -> int:
     rows, errors = _analyze(options)
     try:
         if len(errors) < len(options.files):
@@ -135,6 +152,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     analyze.add_argument(
         "--json", action="store_true", help="print JSON, all tensors in file order"
+    )
+    run_ = commands.add_parser(
+        "run",
+        help="run a script with compressed collectives, and say what was saved",
+        usage="python -m jax_uzip run [-h] [-m] SCRIPT [ARGUMENT ...]",
+        description=(
+            "Runs an unmodified script as Python does, with jax_uzip.enable() behind its import of JAX, "
+            "and says at the end, on stderr, which collectives were compressed and the bytes saved. "
+            "Counting costs a call into Python for every message of a device: use JAX_UZIP=1 or "
+            "jax_uzip.enable() to measure speed. The exit code is the script's."
+        ),
+    )
+    run_.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
+    run_.add_argument("script", metavar="SCRIPT")
+    run_.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT")
+    commands.add_parser(
+        "doctor",
+        help="say what is installed, built and in force, test the codec and time it",
+        description=(
+            "Says versions, what is built, what was found, the options in force, and for everything "
+            "missing what to do; tests the codec and times it. Exit code 1: the codec's test fails."
+        ),
     )
     return parser
 

@@ -5,7 +5,16 @@ import pytest
 
 from jax_uzip import Options
 from jax_uzip._src import native
-from jax_uzip._src.options import ENVIRONMENT, SHORT_NAMES, default, dtype_of, from_env
+from jax_uzip._src.options import (
+    ENVIRONMENT,
+    SHORT_NAMES,
+    default,
+    dtype_of,
+    flag_from_env,
+    from_env,
+    sources,
+    unknown_variables,
+)
 
 
 def test_every_field_has_a_default_and_an_environment_variable():
@@ -80,6 +89,12 @@ def test_options_are_immutable():
         ({"tiers": [0.5, 0.4]}, ValueError, "tiers must be rising fractions"),
         ({"tiers": [0.5, 0.5]}, ValueError, "tiers must be rising fractions"),
         ({"tiers": [float("nan")]}, ValueError, "tiers must be rising fractions"),
+        ({"transport": 1}, TypeError, "transport must be one of auto, composed, got 1"),
+        (
+            {"transport": "fused"},
+            ValueError,
+            "transport must be one of auto, composed, got 'fused'",
+        ),
         ({"threshold": 1}, TypeError, "threshold"),
     ],
 )
@@ -96,6 +111,7 @@ def test_environment_sets_every_field():
             "JAX_UZIP_DTYPES": "float32, bfloat16",
             "JAX_UZIP_PACK_BYTES": "4096",
             "JAX_UZIP_TIERS": "0.5,0.7",
+            "JAX_UZIP_TRANSPORT": "composed",
             "UNRELATED": "x",
         }
     ) == Options(
@@ -104,6 +120,7 @@ def test_environment_sets_every_field():
         dtypes=("bfloat16", "float32"),
         pack_bytes=4096,
         tiers=(0.5, 0.7),
+        transport="composed",
     )
 
 
@@ -126,6 +143,7 @@ def test_an_empty_variable_is_not_set(variable, text):
         ("JAX_UZIP_TIERS", ",", "tiers is empty"),
         ("JAX_UZIP_TIERS", "2", "tiers must be rising fractions"),
         ("JAX_UZIP_TIERS", "abc", "must be fractions of the raw size, such as 0.5,0.75"),
+        ("JAX_UZIP_TRANSPORT", "fused", "transport must be one of auto, composed"),
     ],
 )
 def test_environment_errors_name_the_variable_its_text_and_what_is_expected(variable, text, says):
@@ -151,3 +169,24 @@ def test_the_process_default_is_read_once(monkeypatch):
     first = default()
     monkeypatch.setenv("JAX_UZIP_MIN_BYTES", "3")
     assert default() is first
+
+
+def test_the_flag_is_off_unless_it_is_set():
+    assert not flag_from_env({"JAX_UZIP_ENABLED": "1"})
+    assert not flag_from_env({"JAX_UZIP": ""})
+    assert [flag_from_env({"JAX_UZIP": text}) for text in ("1", "on", "True", "0", "off")] == [
+        *(True, True, True, False, False)
+    ]
+    with pytest.raises(
+        ValueError, match="environment variable JAX_UZIP='2': must be one of 1, true"
+    ):
+        flag_from_env({"JAX_UZIP": "2"})
+
+
+def test_where_the_options_come_from():
+    environ = {"JAX_UZIP": "1", "JAX_UZIP_MIN_BYTES": "3", "JAX_UZIP_MIN_BITES": "4", "PATH": ""}
+    assert {k: v for k, v in sources(environ).items() if v != "default"} == {
+        "min_bytes": "JAX_UZIP_MIN_BYTES"
+    }
+    assert list(sources({})) == list(Options.__dataclass_fields__)
+    assert unknown_variables(environ) == ["JAX_UZIP_MIN_BITES"]

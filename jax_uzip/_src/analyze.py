@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from jax_uzip._src import native
+from jax_uzip._src import native, tables
 from jax_uzip._src.options import dtype_of
 
 PART_BYTES = 64 << 20
@@ -125,7 +125,8 @@ class Analysis:
         if limit is not None and len(rows) > limit:
             rest = rows[limit:]
             rows = [*rows[:limit], _together(f"({len(rest)} more)", rest)]
-        return "\n".join([_format(rows, self.total), *(f"\n{note}" for note in self.notes)])
+        table = tables.text(_HEADER, [*map(_cells, rows)], _cells(self.total), left=(0, 1))
+        return "\n".join([table, *(f"\n{note}" for note in self.notes)])
 
     def __str__(self) -> str:
         return self.table()
@@ -333,20 +334,6 @@ _NOTES: tuple[tuple[Callable[[Row], bool], str], ...] = (
 _HEADER = ("tensor", "type", "raw bytes", "encoded", "ratio", "bound", "exponent bits")
 
 
-def _format(rows: Sequence[Row], total: Row) -> str:
-    lines = [_HEADER, *map(_cells, rows), _cells(total)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = [
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    return "\n".join([text[0], rule, *text[1:-1], rule, text[-1]])
-
-
 def printable(text: str) -> str:
     r"""The text with what would move a terminal's cursor, or cannot be printed, escaped.
 
@@ -357,11 +344,10 @@ def printable(text: str) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    shape = "" if row.shape is None else f"[{','.join(map(str, row.shape))}]"
     compressed = row.exponent_entropy is not None
     return (
         printable(row.name),
-        row.dtype + shape,
+        row.dtype if row.shape is None else tables.array(row.dtype, row.shape),
         f"{row.raw_bytes:,}",
         f"{row.encoded_bytes:,}",
         f"{row.ratio:.3f}",

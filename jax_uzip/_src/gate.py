@@ -4,6 +4,7 @@ Pure functions of static facts (dtype, sizes, the kind of mesh), never of values
 devices of a program must come to the same decision, or they would wait for each other forever.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +57,19 @@ def decide(message: Message, axis: Axis, options: Options) -> Decision:
     refusal = _refuse_axis(axis) or _refuse_message(message, options)
     if refusal:
         return Decision(False, refusal)
+    return accept(message)
+
+
+def accept(message: Message) -> Decision:
+    """The decision to compress."""
     return Decision(True, f"{message.dtype.name}, {message.nbytes} bytes")
+
+
+def decide_platform(platforms: Sequence[str]) -> Decision:
+    """Compress on any of some platforms of XLA?"""
+    if not set(platforms) & set(native.PLATFORMS):
+        return Decision(False, f"the codec does not run on platform {', '.join(platforms)}")
+    return Decision(True, "the codec runs there")
 
 
 def supports(dtype: np.dtype, options: Options) -> bool:

@@ -3,13 +3,15 @@
 JAX moved something?  Change it here, and run the tests on the oldest and the newest supported version.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 from jax import lax
+from jax._src.core import extend_axis_env_nd
 from jax.extend.core import JaxprEqn, Literal, Primitive
-from jax.interpreters import ad, batching
+from jax.interpreters import ad, batching, mlir
 
 Bind = Callable[[JaxprEqn, list[Any]], Any]
 
@@ -79,6 +81,52 @@ def batch(
 
     (out,) = replay(trace(rule, *values), values, bind)
     return out, out_dim
+
+
+# ---- equations ---------------------------------------------------------------------------------
+
+
+def communicates(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a collective: it moves values between devices itself."""
+    named = any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
+    local = ("axis_index", "pvary", "preduced", "vary_unreduced_cast", "reduced_vary_cast")
+    return named and eqn.primitive.name.removeprefix("uzip_") not in local
+
+
+@contextlib.contextmanager
+def standing_at(eqn: JaxprEqn) -> Iterator[None]:
+    """A context in which the mesh and its manual axes are those of an equation's place."""
+    with eqn.ctx.manager:
+        mesh = jax.sharding.get_abstract_mesh()
+        with extend_axis_env_nd([(name, mesh.shape[name]) for name in mesh.manual_axes]):
+            yield
+
+
+# ---- lowering -----------------------------------------------------------------------------------
+
+
+def override_lowering(primitive: Primitive, rule: Callable) -> Callable:
+    """Makes `rule` the one that lowers a primitive wherever no platform has its own; returns the old."""
+    entry = mlir._lowerings[primitive]
+    mlir.register_lowering(primitive, rule, inline=entry.inline)
+    return entry.rule
+
+
+def platforms(ctx: mlir.LoweringRuleContext) -> Sequence[str]:
+    """The platforms of XLA that a rule lowers for."""
+    return ctx.platforms or ctx.module_context.platforms
+
+
+def may_call_back(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether what a rule lowers runs here, once on each device, and may call Python."""
+    module = ctx.module_context
+    axes = module.axis_context
+    return (
+        isinstance(axes, mlir.SPMDAxisContext)
+        and set(axes.manual_axes) >= set(axes.mesh.axis_names)
+        and len(module.platforms) == 1
+        and not module.lowering_parameters.for_export
+    )
 
 
 # ---- seeing what JAX would bind ----------------------------------------------------------------

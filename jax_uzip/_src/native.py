@@ -36,6 +36,11 @@ PLATFORMS = ("cpu",)
 _PARTS = {np.dtype(np.complex64): np.float32, np.dtype(np.complex128): np.float64}
 
 
+def isa() -> str:
+    """The instruction set that the codec runs with on this CPU."""
+    return _uzip_cpu.isa()
+
+
 def register_targets() -> None:
     """Tells JAX of the native FFI targets; registering them again is harmless."""
     for name, capsule in _uzip_cpu.targets().items():

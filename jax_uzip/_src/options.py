@@ -54,9 +54,11 @@ class Options:
         many raw bytes, below 2 GiB; a leaf larger than that travels alone.  0 packs nothing.
       tiers: the payload sizes on offer, as rising fractions of the raw size; raw is always the
         last and is not listed.  ``None`` chooses them by dtype and size (see ``tiers.py``).
+      transport: how payloads travel: ``"composed"`` through XLA's own collectives, the only one so far;
+        ``"auto"`` takes the best that there is.
 
-    >>> jax_uzip.Options(min_bytes=1 << 20, dtypes=["bfloat16"])
-    Options(enabled=True, min_bytes=1048576, dtypes=('bfloat16',), pack_bytes=33554432, tiers=None)
+    >>> jax_uzip.Options(min_bytes=1 << 20, dtypes=["float32", "bfloat16"]).dtypes
+    ('bfloat16', 'float32')
     """
 
     enabled: bool = True
@@ -64,6 +66,7 @@ class Options:
     dtypes: tuple[str, ...] | None = None
     pack_bytes: int = 32 << 20
     tiers: tuple[float, ...] | None = None
+    transport: str = "auto"
 
     def __post_init__(self):
         """Checks every field and stores it in its one canonical, hashable form."""
@@ -95,6 +98,31 @@ def from_env(environ: Mapping[str, str]) -> Options:
 @functools.cache
 def _process_default() -> Options:
     return from_env(os.environ)
+
+
+def flag_from_env(environ: Mapping[str, str]) -> bool:
+    """Whether the drop-in flag is on from the start."""
+    text = environ.get(FLAG, "")
+    try:
+        return bool(text.strip()) and _parse_flag(text)
+    except ValueError as e:
+        raise ValueError(f"environment variable {FLAG}={text!r}: {e}") from e
+
+
+def sources(environ: Mapping[str, str]) -> dict[str, str]:
+    """Where each field of `default` has its value from: ``default`` or the variable that is set."""
+    set_by = {
+        field: variable
+        for variable, (field, _) in ENVIRONMENT.items()
+        if environ.get(variable, "").strip()
+    }
+    return {f.name: set_by.get(f.name, "default") for f in dataclasses.fields(Options)}
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Variables that look like ours and are none."""
+    known = {*ENVIRONMENT, "JAX_UZIP_NO_SKIP"}  # the latter is one of the tests'
+    return sorted(v for v in environ if v.startswith("JAX_UZIP_") and v not in known)
 
 
 def dtype_of(value: DTypeLike) -> np.dtype[Any]:
@@ -188,12 +216,23 @@ def _fraction(value: Any) -> float:
     return float(value)
 
 
+def _check_transport(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be one of {', '.join(TRANSPORTS)}, got {value!r}")
+    if value not in TRANSPORTS:
+        raise ValueError(f"{name} must be one of {', '.join(TRANSPORTS)}, got {value!r}")
+    return value
+
+
+TRANSPORTS = ("auto", "composed")
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "enabled": _check_enabled,
     "min_bytes": _check_bytes,
     "dtypes": _check_dtypes,
     "pack_bytes": _check_pack_bytes,
     "tiers": _check_tiers,
+    "transport": _check_transport,
 }
 
 
@@ -201,8 +240,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:
-    known = {*ENVIRONMENT, "JAX_UZIP_NO_SKIP"}  # the latter is one of the tests'
-    if unknown := sorted(v for v in environ if v.startswith("JAX_UZIP_") and v not in known):
+    if unknown := unknown_variables(environ):
         warnings.warn(
             f"environment variable {', '.join(unknown)} is none of jax_uzip's and has no effect; "
             f"those are {', '.join(ENVIRONMENT)}",
@@ -235,10 +273,14 @@ def _parse_fractions(text: str) -> list[float]:
         raise ValueError("must be fractions of the raw size, such as 0.5,0.75") from None
 
 
+FLAG = "JAX_UZIP"
+"""Turns the drop-in flag on."""
+
 ENVIRONMENT: dict[str, tuple[str, Callable[[str], Any]]] = {
     "JAX_UZIP_ENABLED": ("enabled", _parse_flag),
     "JAX_UZIP_MIN_BYTES": ("min_bytes", _parse_bytes),
     "JAX_UZIP_DTYPES": ("dtypes", _parse_list),
     "JAX_UZIP_PACK_BYTES": ("pack_bytes", _parse_bytes),
     "JAX_UZIP_TIERS": ("tiers", _parse_fractions),
+    "JAX_UZIP_TRANSPORT": ("transport", str.strip),
 }

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.core.primitives import bitcast_convert_type_p
 
-from jax_uzip._src import codec, native
+from jax_uzip._src import codec, native, record
 from jax_uzip._src.options import Options
 
 # Encoded over raw bytes of large Gaussian messages, whatever their sigma: measured, and held against
@@ -130,11 +130,18 @@ def _send(
     sizes = payload_sizes(n, dtype, options)
     payload, nbytes = codec.encode_rows(rows)
     need = agree(jnp.max(nbytes))
+    raw_bytes = rows.size * dtype.itemsize
+    sent = record.message(raw_bytes)
 
     def encoded(size: int) -> Callable[[Array, Array], Array]:
-        return lambda _, payload: decode(move(payload[:, :size]), n, dtype)
+        def branch(_, payload):
+            sent(rows.shape[0] * size)
+            return decode(move(payload[:, :size]), n, dtype)
+
+        return branch
 
     def raw(rows: Array, _) -> Array:
+        sent(raw_bytes)
         return finish(_receive_raw(move(to_words(rows)), n, dtype))
 
     branches = [*map(encoded, sizes), raw]

@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_uzip._src import gate, jax_compat, native
+from jax_uzip._src import gate, jax_compat, native, record
 from jax_uzip._src.axis import Group
 from jax_uzip._src.options import Options
 
@@ -47,6 +47,7 @@ class Collective:
       restore: ``(flat result, shape of x, group, params)`` to the result.
       flat_params: the parameters that make a flat result of a flat operand.
       rows: whether the operand travels in as many parts as there are devices.
+      moves: whether it moves values at all; one that does not is there for its transpose.
       primitive: ours.
     """
 
@@ -57,6 +58,7 @@ class Collective:
     restore: Callable[[Array, tuple[int, ...], Group, Params], Array] = _restore
     flat_params: Params = dataclasses.field(default_factory=dict)
     rows: bool = False
+    moves: bool = True
     primitive: Primitive = dataclasses.field(init=False)
 
     def __post_init__(self):
@@ -66,7 +68,7 @@ class Collective:
         ours.def_effectful_abstract_eval(self._abstract_eval)
         mlir.register_lowering(ours, mlir.lower_fun(self._original, multiple_results=False))
         for platform in native.PLATFORMS:
-            composed = mlir.lower_fun(self._composed, multiple_results=False)
+            composed = record.lowering(public_name(ours), self._composed)
             mlir.register_lowering(ours, composed, platform=platform)
         ad.deflinear2(ours, self._transpose)
         batching.fancy_primitive_batchers[ours] = self._batch
@@ -102,19 +104,39 @@ class Collective:
 _OURS: dict[Primitive, Collective] = {}
 
 
+def collectives() -> dict[Primitive, Collective]:
+    """Ours that move values, by the primitive that each stands in for."""
+    return {original: ours for original, ours in _OURS.items() if ours.moves}
+
+
 def replacement(eqn: JaxprEqn) -> Collective | None:
     """What we have in place of the primitive of an equation."""
     return _OURS.get(eqn.primitive)
 
 
+def public_name(primitive: Primitive) -> str:
+    """The function of `jax.lax`, and of ours, that binds a primitive of either."""
+    name = primitive.name.removeprefix("uzip_").removesuffix("_uncompressed")
+    return {"psum_invariant": "psum", "reduce_scatter": "psum_scatter"}.get(name, name)
+
+
 def decide(eqns: Sequence[JaxprEqn], options: Options) -> gate.Decision:
     """Whether equations of one of JAX's collectives, as one message, are worth one of ours."""
-    avals: list[Any] = [eqn.invars[0].aval for eqn in eqns]
-    group = Group.of(eqns[0].params)
+    avals = [eqn.invars[0].aval for eqn in eqns]
+    return decide_message(eqns[0].primitive, avals, eqns[0].params, options)
+
+
+def decide_message(
+    primitive: Primitive, avals: Sequence[Any], params: Params, options: Options
+) -> gate.Decision:
+    """`decide`, of operands of one of JAX's primitives with the same parameters."""
+    if not all(isinstance(aval.size, int) for aval in avals):
+        return gate.Decision(False, "the shape is symbolic")
+    group = Group.of(params)
     grouped = group.index_groups is not None
     usual = not group.positional and not group.uneven
-    collective = replacement(eqns[0])
     size = group.size if usual else 0
+    collective = _OURS.get(primitive)
     return gate.decide(
         gate.Message(
             avals[0].dtype,

@@ -68,4 +68,4 @@ def _send(flat: Array, group: Group, options: Options, params: Params) -> Array:
 
 # ---- primitive: uzip_pvary ---------------------------------------------------------------------
 
-Collective(name="uzip_pvary", original=pvary_p, send=_send, rows=True)
+Collective(name="uzip_pvary", original=pvary_p, send=_send, rows=True, moves=False)
