@@ -33,10 +33,12 @@ for _ in range(5):
 
 
 def python(*arguments, cwd, **environ):
+    # Scripts find their neighbours as they do for a user, whatever keeps a checkout off our own path.
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": PACKAGE, **environ},
+        env={**inherited, "PYTHONPATH": PACKAGE, **environ},
         text=True,
         capture_output=True,
         check=False,
