@@ -155,6 +155,13 @@ bench: build/stamps/newest-installed ## time the codec on one core, beside zipnn
 	$(call say,benchmarks/codec.py)
 	@JAX_PLATFORMS=cpu $(NEWEST)/bin/python benchmarks/codec.py
 
+.PHONY: bench-collectives
+bench-collectives: build/stamps/newest-installed ## time collectives over two hosts and a slow link (needs root and iproute2)
+	@$(call required,bench) > build/bench.txt
+	@$(NEWEST)/bin/python $(PIP_INSTALL) -r build/bench.txt
+	$(call say,benchmarks/collectives.py)
+	@$(NEWEST)/bin/python benchmarks/collectives.py $(BENCH_ARGS)
+
 .PHONY: dev
 dev: build/stamps/oldest ## compile the native module into the checkout's own jax_uzip/
 	@test -f build/dev/build.ninja || $(CMAKE) --log-level=WARNING -S . -B build/dev -G Ninja -DCMAKE_INSTALL_MESSAGE=LAZY -DPython_EXECUTABLE="$(CURDIR)/$(OLDEST)/bin/python"
