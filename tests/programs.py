@@ -8,6 +8,7 @@ every transformation, in the corners that are left to `jax.lax`.
         f = transformation(lambda x: ours(x, "x"), wrap)
 """
 
+import functools
 import re
 
 import data
@@ -303,6 +304,16 @@ def nested(f):
     )
 
 
+def assert_nested_and_pmap_alike(ours, theirs, x):
+    for program in (
+        nested,
+        lambda f: lambda x: jax.pmap(lambda x: f(x, "i"), axis_name="i")(x[:8]),
+    ):
+        f, reference = program(ours), program(theirs)
+        assert ours_in(f, x)
+        assert_same_bits(jax.jit(f)(x), jax.jit(reference)(x))
+
+
 def partial_manual(f):
     return jax.shard_map(
         lambda x: f(x, "x"),
@@ -361,7 +372,13 @@ OPTIONS_THAT_REFUSE = pytest.mark.parametrize(
 # ---- errors ------------------------------------------------------------------------------------
 
 
-def outcome(call, check_vma=True):
+def assert_ends_alike(call, ours, theirs, check_vma=True):
+    """`call(collective, x)` inside shard_map has the same error, or else the same types."""
+    a, b = (_outcome(functools.partial(call, g), check_vma) for g in (ours, theirs))
+    assert a == b
+
+
+def _outcome(call, check_vma):
     """The type and the first line of the error of a call inside shard_map, or its output types."""
     f = sharded(
         lambda x: jax.tree.map(lambda x: x[None], call(x)), mesh_of(x=8), check_vma=check_vma

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import re
 
 import data
 import jax
@@ -555,21 +554,11 @@ def test_falls_back_to_lax(why):
     assert_same_bits(jax.jit(f)(x), jax.jit(reference)(x))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        Options(enabled=False, min_bytes=0),
-        Options(min_bytes=4 * 64 + 1),
-        Options(min_bytes=0, dtypes=["bfloat16"]),
-    ],
-    ids=["disabled", "under min_bytes", "not this dtype"],
-)
+@programs.OPTIONS_THAT_REFUSE
 def test_options_send_to_lax(options):
     f = sharded(lambda x: jax_uzip.all_gather(x, "x", options=options), mesh_of(x=8))
     reference = sharded(lambda x: lax.all_gather(x, "x"), mesh_of(x=8))
-    x = gaussian(8 * 64)
-    assert str(jax.make_jaxpr(f)(x)) == str(jax.make_jaxpr(reference)(x))
-    assert jax.jit(f).lower(x).as_text() == jax.jit(reference).lower(x).as_text()
+    programs.assert_same_program(f, reference, gaussian(8 * 64))
 
 
 def test_default_options_have_a_threshold():
@@ -615,15 +604,7 @@ MISUSE = {
 @pytest.mark.parametrize("misuse", MISUSE)
 def test_errors_are_those_of_lax(misuse):
     call, kwargs = MISUSE[misuse]
-
-    def outcome(g):
-        f = sharded(lambda x: jax.tree.map(lambda x: x[None], call(g, x)), mesh_of(x=8), **kwargs)
-        try:
-            return jax.eval_shape(f, gaussian(16, 3))
-        except Exception as e:
-            return type(e), re.sub(r"at 0x\w+|jax_uzip|jax\.lax", "", str(e).splitlines()[0])
-
-    assert outcome(ours) == outcome(lax.all_gather)
+    programs.assert_ends_alike(call, ours, lax.all_gather, **kwargs)
 
 
 def test_outside_of_shard_map():

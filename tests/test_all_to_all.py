@@ -163,14 +163,7 @@ def test_the_gradient_is_a_compressed_all_to_all(check_vma):
 
 
 def test_nested_and_pmap():
-    x = integers(64, 8)
-    for program in (
-        programs.nested,
-        lambda f: lambda x: jax.pmap(lambda x: f(x, "i"), axis_name="i")(x[:8]),
-    ):
-        f, reference = program(on_first(ours)), program(on_first(lax.all_to_all))
-        assert ours_in(f, x)
-        assert_same_bits(jax.jit(f)(x), jax.jit(reference)(x))
+    programs.assert_nested_and_pmap_alike(on_first(ours), on_first(lax.all_to_all), integers(64, 8))
 
 
 # ---- what goes to jax.lax untouched --------------------------------------------------------------
@@ -203,10 +196,7 @@ MISUSE = {
 @pytest.mark.parametrize("misuse", MISUSE)
 def test_errors_are_those_of_lax(misuse):
     call, check_vma = MISUSE[misuse]
-    mine, theirs = (
-        programs.outcome(functools.partial(call, g), check_vma) for g in (ours, lax.all_to_all)
-    )
-    assert mine == theirs
+    programs.assert_ends_alike(call, ours, lax.all_to_all, check_vma)
 
 
 # ---- bytes moved -------------------------------------------------------------------------------

@@ -157,14 +157,7 @@ def test_the_gradient_is_the_compressed_inverse(check_vma):
 
 
 def test_nested_and_pmap():
-    x = integers(16, 8)
-    for program in (
-        programs.nested,
-        lambda f: lambda x: jax.pmap(lambda x: f(x, "i"), axis_name="i")(x[:8]),
-    ):
-        f, reference = program(swap(ours)), program(swap(lax.ppermute))
-        assert ours_in(f, x)
-        assert_same_bits(jax.jit(f)(x), jax.jit(reference)(x))
+    programs.assert_nested_and_pmap_alike(swap(ours), swap(lax.ppermute), integers(16, 8))
 
 
 # ---- what goes to jax.lax untouched --------------------------------------------------------------

@@ -227,17 +227,8 @@ def test_the_gate_looks_at_the_cotangent():
 
 
 def test_nested_and_pmap():
-    x = integers(16, 8)
-    for program in (
-        programs.nested,
-        lambda f: lambda x: jax.pmap(lambda x: f(x, "i"), axis_name="i")(x[:8]),
-    ):
-        f, reference = (
-            program(lambda x, a: psum(x, a) + 0 * x),
-            program(lambda x, a: lax.psum(x, a) + 0 * x),
-        )
-        assert ours_in(f, x)
-        assert_same_bits(jax.jit(f)(x), jax.jit(reference)(x))
+    ours, theirs = (lambda x, axis, g=g: g(x, axis) + 0 * x for g in (psum, lax.psum))
+    programs.assert_nested_and_pmap_alike(ours, theirs, integers(16, 8))
 
 
 def test_explicit_mesh():
@@ -313,10 +304,7 @@ MISUSE = {
 @pytest.mark.parametrize("misuse", MISUSE)
 def test_errors_are_those_of_lax(misuse):
     call, check_vma = MISUSE[misuse]
-    ours, theirs = (
-        programs.outcome(functools.partial(call, g), check_vma) for g in (psum, lax.psum)
-    )
-    assert ours == theirs
+    programs.assert_ends_alike(call, psum, lax.psum, check_vma)
 
 
 # ---- bytes moved -------------------------------------------------------------------------------

@@ -152,7 +152,4 @@ MISUSE = {
 
 @pytest.mark.parametrize("misuse", MISUSE)
 def test_errors_are_those_of_lax(misuse):
-    call = MISUSE[misuse]
-    assert programs.outcome(functools.partial(call, ours)) == programs.outcome(
-        functools.partial(call, theirs)
-    )
+    programs.assert_ends_alike(MISUSE[misuse], ours, theirs)

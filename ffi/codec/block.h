@@ -194,14 +194,12 @@ bool split_groups(const uint8_t* values, int groups, const BlockHeader& header, 
 template <class D>
 BlockHeader encode_raw(const uint8_t* values, int groups, uint8_t* planes, uint8_t* tail) {
   int bytes = 8 * D::kShape.value_bytes * groups, fixed = static_bytes(D::kShape, groups);
-  int words = raw_tail_words(D::kShape, groups);
-  if (words > 0) store<uint32_t>(tail + 4 * (words - 1), 0);
   Lanes::copy(planes, values, fixed);
-  Lanes::copy(tail, values + fixed, bytes - fixed);
-  return {Mode::kRaw, static_cast<uint16_t>(words), {0, 0}};
+  Lanes::copy(tail, values + fixed, bytes - fixed);  // whole words, as `fixed` and all groups are
+  return {Mode::kRaw, static_cast<uint16_t>(raw_tail_words(D::kShape, groups)), {0, 0}};
 }
 
-// Encodes `count` values. `planes` has room for static_bytes(), `tail` for raw_tail_words() words; only what the header
+// Encodes `count` values. `planes` has room for static_bytes(), `tail` for max_tail_words() words; only what the header
 // returned tells of is written there (a constant block writes no planes).
 template <class D>
 BlockHeader encode_block(const uint8_t* values, int count, uint8_t* planes, uint8_t* tail, Workspace& ws) {

@@ -1,5 +1,5 @@
-// The vocabulary that block.h is written in, for the CPU: 32 lanes are a loop. lanes.cuh says the same words for one
-// warp of a GPU. Octets are eight bytes in a 64-bit word, the first byte lowest.
+// The vocabulary that block.h is written in, for the CPU: 32 lanes are a loop. On a GPU the same words are meant for
+// one warp. Octets are eight bytes in a 64-bit word, the first byte lowest.
 //
 // Compiled once for every instruction set (UZIP_ISA names the namespace, so that no two versions of one inline function
 // can be merged by the linker); the bytes that come out are the same.
@@ -52,12 +52,6 @@ struct Lanes {
   };
 
   // --- Order ---------------------------------------------------------------------------------------------------
-
-  // f(lane) in every lane.
-  template <class F>
-  static void each(F f) {
-    for (int lane = 0; lane < kLaneCount; ++lane) f(lane);
-  }
 
   // f(lane) in the first n lanes.
   template <class F>

@@ -188,17 +188,14 @@ def _entry(eqn: JaxprEqn, options: Options, times: int, known: bool) -> Entry:
 
 
 def _decide(eqn: JaxprEqn, aval: Any, options: Options) -> gate.Decision:
-    on_platform = gate.decide_platform([jax.default_backend()])
-    if eqn.primitive in (collective.primitive for collective in collectives().values()):
-        return (
-            on_platform
-            if not on_platform.compress
-            else gate.accept(gate.Message(aval.dtype, aval.size))
-        )
-    if eqn.primitive not in collectives():
+    ours = {collective.primitive for collective in collectives().values()}
+    if eqn.primitive not in ours | collectives().keys():
         return gate.Decision(False, f"{eqn.primitive.name} has no compressed form")
+    on_platform = gate.decide_platform([jax.default_backend()])
     if not on_platform.compress:
         return on_platform
+    if eqn.primitive in ours:  # the gate has let it pass already
+        return gate.accept(gate.Message(aval.dtype, aval.size))
     return decide_message(eqn.primitive, [aval], eqn.params, options)
 
 
