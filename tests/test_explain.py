@@ -174,6 +174,17 @@ def test_inside_of(inside):
     assert short(explanation) == expected
 
 
+@pytest.mark.parametrize("call", ["all_gather", "psum"])
+def test_a_call_of_ours_went_through_the_gate_with_options_of_its_own(call):
+    """It is in the program, so it is compressed: the gate of the defaults would refuse its size."""
+    own = Options(min_bytes=0, tiers=[0.9])
+    f = sharded(
+        lambda x: getattr(jax_uzip, call)(x, "x", options=own), mesh_of(x=8), check_vma=False
+    )
+    (entry,) = jax_uzip.explain(f, gaussian(64, 8)).entries
+    assert (entry.name, entry.compress, entry.reason) == (call, True, "float32, 256 bytes")
+
+
 def test_the_gradients_that_jax_sums_are_listed():
     loss = sharded(
         lambda w, x: lax.pmean((x @ w).sum(), "x"),
