@@ -125,6 +125,6 @@ NB_MODULE(_uzip_cpu, m) {
   m.def("encode", encode, "raw"_a, "dtype"_a, "values"_a, "layout"_a);
   m.def("decode", decode, "payload"_a, "dtype"_a, "values"_a);
   m.def("isa", [] { return std::string(uzip::isa()); });
-  m.def("select_isa", [](const std::string& name) { return uzip::select_isa(name.c_str()); }, "name"_a);
+  m.def("select_isa", [](const std::string& name) { return uzip::select_isa(name.c_str()) != nullptr; }, "name"_a);
   m.def("targets", targets);
 }

@@ -28,7 +28,7 @@ def using_isa(name):
 
 def _available_isas():
     best = native._uzip_cpu.isa()
-    names = [name for name in ("portable", "avx2") if native._uzip_cpu.select_isa(name)]
+    names = [name for name in ("portable", "avx2", "bmi2") if native._uzip_cpu.select_isa(name)]
     native._uzip_cpu.select_isa(best)
     return names
 

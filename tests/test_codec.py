@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from payloads import ISAS, using_isa
 
 import jax_uzip
 from jax_uzip._src import codec, native
@@ -54,20 +55,17 @@ def test_incompressible_values_cost_half_a_per_cent_and_a_header(dtype):
         assert native.payload_capacity(n, dtype) <= 1.008 * n * dtype.itemsize
 
 
-def test_every_instruction_set_writes_and_reads_the_same_bytes():
-    best = native._uzip_cpu.isa()
-    try:
-        for dtype in DTYPES:
-            for kind, x in data.every(dtype, 4097):
-                payloads = []
-                for isa in ("portable", best):
-                    assert native._uzip_cpu.select_isa(isa)
-                    payloads.append(native.encode_host(x))
-                np.testing.assert_array_equal(*payloads, err_msg=f"{dtype} {kind}")
-                native._uzip_cpu.select_isa("portable")
-                assert_same_bits(native.decode_host(payloads[1], x.size, dtype), x)
-    finally:
-        assert native._uzip_cpu.select_isa(best)
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_instruction_set_writes_and_reads_the_same_bytes(isa):
+    for dtype in DTYPES:
+        for kind, x in data.every(dtype, 4097):
+            with using_isa("portable"):
+                payload = native.encode_host(x)
+            with using_isa(isa):
+                np.testing.assert_array_equal(
+                    native.encode_host(x), payload, err_msg=f"{dtype} {kind}"
+                )
+                assert_same_bits(native.decode_host(payload, x.size, dtype), x)
 
 
 # ---- as JAX functions --------------------------------------------------------------------------

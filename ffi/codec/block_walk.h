@@ -21,6 +21,9 @@ extern const BlockWalk kBlockWalks[kDTypes];  // by dtype code; 0 is empty
 namespace avx2 {
 extern const BlockWalk kBlockWalks[kDTypes];
 }
+namespace bmi2 {  // and AVX2
+extern const BlockWalk kBlockWalks[kDTypes];
+}
 #endif
 
 }  // namespace uzip

@@ -6,23 +6,47 @@
 #include <mutex>
 #include <vector>
 
-#include "block_walk.h"
 #include "sum_cpu.h"
 
 namespace uzip {
 namespace {
 
-#ifdef UZIP_HAVE_AVX2
-bool have_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt") &&
-         __builtin_cpu_supports("lzcnt");
-}
-std::atomic<const BlockWalk*> walks{have_avx2() ? avx2::kBlockWalks : portable::kBlockWalks};
-#else
-std::atomic<const BlockWalk*> walks{portable::kBlockWalks};
-#endif
+struct InstructionSet {
+  const char* name;
+  const BlockWalk* walks;
+  bool available, preferred;
+};
 
-const BlockWalk& walk_of(DType dtype) { return walks.load(std::memory_order_relaxed)[static_cast<int>(dtype)]; }
+// The fastest first.
+const std::vector<InstructionSet>& instruction_sets() {
+  static const std::vector<InstructionSet> all = [] {
+    std::vector<InstructionSet> sets;
+#ifdef UZIP_HAVE_AVX2
+    __builtin_cpu_init();  // this may run before the constructors that would do it
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+                      __builtin_cpu_supports("popcnt") && __builtin_cpu_supports("lzcnt");
+    // PEXT and PDEP are microcode on AMD before Zen 3: dozens of cycles each.
+    const bool slow_pext = __builtin_cpu_is("amdfam15h") || __builtin_cpu_is("amdfam17h");
+    const bool fast_pext = (__builtin_cpu_is("intel") || __builtin_cpu_is("amd")) && !slow_pext;
+    sets.push_back({"bmi2", bmi2::kBlockWalks, avx2 && __builtin_cpu_supports("bmi2"), fast_pext});
+    sets.push_back({"avx2", avx2::kBlockWalks, avx2, true});
+#endif
+    sets.push_back({"portable", portable::kBlockWalks, true, true});
+    return sets;
+  }();
+  return all;
+}
+
+const InstructionSet* preferred() {
+  for (const InstructionSet& set : instruction_sets()) {
+    if (set.available && set.preferred) return &set;
+  }
+  return nullptr;  // never: the portable one is there
+}
+
+std::atomic<const InstructionSet*> in_use{preferred()};
+
+const BlockWalk& walk_of(DType dtype) { return in_use.load(std::memory_order_relaxed)->walks[static_cast<int>(dtype)]; }
 
 struct alignas(64) Scratch {
   uint8_t bytes[kWorkspaceBytes];
@@ -243,25 +267,16 @@ void run_serially(uint64_t n, const std::function<void(uint64_t)>& task) {
   for (uint64_t i = 0; i < n; ++i) task(i);
 }
 
-const char* isa() {
-#ifdef UZIP_HAVE_AVX2
-  if (walks.load() == avx2::kBlockWalks) return "avx2";
-#endif
-  return "portable";
-}
+const char* isa() { return in_use.load()->name; }
 
-bool select_isa(const char* name) {
-  if (std::strcmp(name, "portable") == 0) {
-    walks = portable::kBlockWalks;
-    return true;
+const BlockWalk* select_isa(const char* name) {
+  for (const InstructionSet& set : instruction_sets()) {
+    if (set.available && std::strcmp(set.name, name) == 0) {
+      in_use = &set;
+      return set.walks;
+    }
   }
-#ifdef UZIP_HAVE_AVX2
-  if (std::strcmp(name, "avx2") == 0 && have_avx2()) {
-    walks = avx2::kBlockWalks;
-    return true;
-  }
-#endif
-  return false;
+  return nullptr;
 }
 
 uint64_t capacity(DType dtype, uint64_t values, Layout layout) {

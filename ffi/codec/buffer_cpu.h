@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 
+#include "block_walk.h"
 #include "format.h"
 
 namespace uzip {
@@ -35,8 +36,9 @@ std::string decode(DType dtype, const uint8_t* payload, uint64_t size, void* val
 std::string decode_add(DType dtype, const uint8_t* payloads, uint64_t ranks, uint64_t stride, void* values,
                        uint64_t count, const Parallel& parallel = run_serially);
 
-// The instruction set in use: "avx2" or "portable". select_isa() forces one, for tests; false if it is not there.
+// The instruction set in use: "bmi2" (on top of AVX2), "avx2" or "portable".
 const char* isa();
-bool select_isa(const char* name);
+// Forces one, for tests: its block functions, by dtype code, or null if this machine does not have it.
+const BlockWalk* select_isa(const char* name);
 
 }  // namespace uzip

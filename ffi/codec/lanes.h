@@ -8,9 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__) && defined(__BMI2__)
+#ifdef __AVX2__
 #include <immintrin.h>
-#define UZIP_X86_64_V3 1
 #endif
 
 #include "format.h"
@@ -41,6 +40,26 @@ void store(void* to, T value) {
 
 constexpr Octet kEachByte = 0x0101010101010101;
 constexpr Octet kLow7 = 0x7f * kEachByte;
+
+#if defined(__AVX2__) && !defined(__BMI2__)
+// For each choice of bytes of an octet, where _mm_shuffle_epi8 finds the bytes to move; 0x80 gives zero.
+struct ByteMoves {
+  uint8_t compact[256][8], expand[256][8];
+
+  constexpr ByteMoves() : compact(), expand() {
+    for (int chosen = 0; chosen < 256; ++chosen) {
+      int n = 0;
+      for (int i = 0; i < 8; ++i) {
+        bool is_chosen = chosen >> i & 1;
+        expand[chosen][i] = is_chosen ? static_cast<uint8_t>(n) : 0x80;
+        if (is_chosen) compact[chosen][n++] = static_cast<uint8_t>(i);
+      }
+      while (n < 8) compact[chosen][n++] = 0x80;
+    }
+  }
+};
+inline constexpr ByteMoves kByteMoves;
+#endif
 
 struct Lanes {
   // One T in every lane.
@@ -180,8 +199,13 @@ struct Lanes {
   template <int Bits>
   static uint64_t pack(Octet o) {
     constexpr uint64_t mask = ((1u << Bits) - 1) * kEachByte;
-#ifdef UZIP_X86_64_V3
+#if defined(__BMI2__)
     return _pext_u64(o, mask);
+#elif defined(__AVX2__)
+    static_assert(Bits <= 6, "weights are signed bytes");
+    __m128i pairs = _mm_maddubs_epi16(register_of(o & mask), _mm_set1_epi16(1 | 1 << (Bits + 8)));
+    Octet fours = octet_of(_mm_madd_epi16(pairs, _mm_set1_epi32(1 | 1 << (2 * Bits + 16))));
+    return (fours & 0xffffffff) | fours >> 32 << (4 * Bits);
 #else
     o &= mask;
     uint64_t out = 0;
@@ -192,8 +216,19 @@ struct Lanes {
 
   template <int Bits>
   static Octet unpack(uint64_t bits) {
-#ifdef UZIP_X86_64_V3
+#if defined(__BMI2__)
     return _pdep_u64(bits, ((1u << Bits) - 1) * kEachByte);
+#elif defined(__AVX2__)
+    // Each field in a 16-bit word: moved to its top, which drops what follows, and then to its bottom.
+    constexpr auto from = [](int i) { return static_cast<char>(Bits * i / 8); };
+    constexpr auto up = [](int i) { return static_cast<short>(1 << (16 - Bits - Bits * i % 8)); };
+    __m128i words = _mm_shuffle_epi8(
+        register_of(bits),
+        _mm_setr_epi8(from(0), from(0) + 1, from(1), from(1) + 1, from(2), from(2) + 1, from(3), from(3) + 1,  //
+                      from(4), from(4) + 1, from(5), from(5) + 1, from(6), from(6) + 1, from(7), from(7) + 1));
+    words = _mm_mullo_epi16(words, _mm_setr_epi16(up(0), up(1), up(2), up(3), up(4), up(5), up(6), up(7)));
+    words = _mm_srli_epi16(words, 16 - Bits);
+    return octet_of(_mm_packus_epi16(words, words));
 #else
     Octet o = 0;
     for (int i = 0; i < 8; ++i) o |= (bits >> (Bits * i) & ((1u << Bits) - 1)) << (8 * i);
@@ -203,9 +238,8 @@ struct Lanes {
 
   // 0xff where a byte is zero, else 0.
   static Octet zero_bytes(Octet o) {
-#ifdef UZIP_X86_64_V3
-    return static_cast<Octet>(
-        _mm_cvtsi128_si64(_mm_cmpeq_epi8(_mm_cvtsi64_si128(static_cast<long long>(o)), _mm_setzero_si128())));
+#ifdef __AVX2__
+    return octet_of(_mm_cmpeq_epi8(register_of(o), _mm_setzero_si128()));
 #else
     Octet nonzero = ((o & kLow7) + kLow7) | o;  // bit 7 of each byte that is not zero
     return ((~nonzero >> 7) & kEachByte) * 0xff;
@@ -216,8 +250,10 @@ struct Lanes {
 
   // The bytes under a mask of whole bytes, moved to the front; and back.
   static Octet compact(Octet o, Octet mask) {
-#ifdef UZIP_X86_64_V3
+#if defined(__BMI2__)
     return _pext_u64(o, mask);
+#elif defined(__AVX2__)
+    return moved(o, kByteMoves.compact[_mm_movemask_epi8(register_of(mask))]);
 #else
     Octet out = 0;
     int at = 0;
@@ -231,8 +267,10 @@ struct Lanes {
   }
 
   static Octet expand(Octet o, Octet mask) {
-#ifdef UZIP_X86_64_V3
+#if defined(__BMI2__)
     return _pdep_u64(o, mask);
+#elif defined(__AVX2__)
+    return moved(o, kByteMoves.expand[_mm_movemask_epi8(register_of(mask))]);
 #else
     Octet out = 0;
     for (int i = 0; i < 8; ++i) {
@@ -246,9 +284,8 @@ struct Lanes {
 
   // table[byte] for each byte below 16.
   static Octet lookup(Octet o, const uint8_t table[16]) {
-#ifdef UZIP_X86_64_V3
-    __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
-    return static_cast<Octet>(_mm_cvtsi128_si64(_mm_shuffle_epi8(t, _mm_cvtsi64_si128(static_cast<long long>(o)))));
+#ifdef __AVX2__
+    return octet_of(_mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)), register_of(o)));
 #else
     return lookup_any(o, table);
 #endif
@@ -263,10 +300,10 @@ struct Lanes {
 
   // min((from - byte) mod 2^bits, 15) for each byte, mask = 2^bits - 1.
   static Octet distance(uint8_t from, Octet o, uint8_t mask) {
-#ifdef UZIP_X86_64_V3
-    __m128i d = _mm_sub_epi8(_mm_set1_epi8(static_cast<char>(from)), _mm_cvtsi64_si128(static_cast<long long>(o)));
+#ifdef __AVX2__
+    __m128i d = _mm_sub_epi8(_mm_set1_epi8(static_cast<char>(from)), register_of(o));
     d = _mm_and_si128(d, _mm_set1_epi8(static_cast<char>(mask)));
-    return static_cast<Octet>(_mm_cvtsi128_si64(_mm_min_epu8(d, _mm_set1_epi8(15))));
+    return octet_of(_mm_min_epu8(d, _mm_set1_epi8(15)));
 #else
     Octet out = 0;
     for (int i = 0; i < 8; ++i) {
@@ -279,9 +316,8 @@ struct Lanes {
 
   // max(limit - byte, 0) for each byte below 128.
   static Octet below(uint8_t limit, Octet o) {
-#ifdef UZIP_X86_64_V3
-    return static_cast<Octet>(_mm_cvtsi128_si64(
-        _mm_subs_epu8(_mm_set1_epi8(static_cast<char>(limit)), _mm_cvtsi64_si128(static_cast<long long>(o)))));
+#ifdef __AVX2__
+    return octet_of(_mm_subs_epu8(_mm_set1_epi8(static_cast<char>(limit)), register_of(o)));
 #else
     constexpr Octet top = 0x80 * kEachByte;
     Octet d = (top | limit * kEachByte) - o;  // bit 7 stays where limit >= byte
@@ -293,12 +329,12 @@ struct Lanes {
 
   // Eight 2-byte values: add to each 32-bit word, rotate it left by one bit, and part high bytes from low ones.
   static void split16(const uint8_t* from, uint32_t add, Octet* high, Octet* low) {
-#ifdef UZIP_X86_64_V3
+#ifdef __AVX2__
     __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     y = _mm_add_epi32(y, _mm_set1_epi32(static_cast<int>(add)));
     y = _mm_or_si128(_mm_slli_epi32(y, 1), _mm_srli_epi32(y, 31));
     y = _mm_shuffle_epi8(y, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
-    *low = static_cast<Octet>(_mm_cvtsi128_si64(y));
+    *low = octet_of(y);
     *high = static_cast<Octet>(_mm_extract_epi64(y, 1));
 #else
     *high = *low = 0;
@@ -311,9 +347,8 @@ struct Lanes {
   }
 
   static void join16(uint8_t* to, uint32_t add, Octet high, Octet low) {
-#ifdef UZIP_X86_64_V3
-    __m128i y = _mm_unpacklo_epi8(_mm_cvtsi64_si128(static_cast<long long>(low)),
-                                  _mm_cvtsi64_si128(static_cast<long long>(high)));
+#ifdef __AVX2__
+    __m128i y = _mm_unpacklo_epi8(register_of(low), register_of(high));
     y = _mm_or_si128(_mm_srli_epi32(y, 1), _mm_slli_epi32(y, 31));
     y = _mm_sub_epi32(y, _mm_set1_epi32(static_cast<int>(add)));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), y);
@@ -328,7 +363,7 @@ struct Lanes {
 
   // Eight 4-byte values: add, rotate, and part the high byte from the next and from the low half.
   static void split32(const uint8_t* from, uint32_t add, Octet* high, Octet* middle, uint8_t* halves) {
-#ifdef UZIP_X86_64_V3
+#ifdef __AVX2__
     __m256i y = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     y = _mm256_add_epi32(y, _mm256_set1_epi32(static_cast<int>(add)));
     y = _mm256_or_si256(_mm256_slli_epi32(y, 1), _mm256_srli_epi32(y, 31));
@@ -338,7 +373,7 @@ struct Lanes {
     __m256i parts = _mm256_permutevar8x32_epi32(y, _mm256_setr_epi32(0, 1, 4, 5, 2, 6, 3, 7));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(halves), _mm256_castsi256_si128(parts));
     __m128i bytes = _mm256_extracti128_si256(parts, 1);
-    *middle = static_cast<Octet>(_mm_cvtsi128_si64(bytes));
+    *middle = octet_of(bytes);
     *high = static_cast<Octet>(_mm_extract_epi64(bytes, 1));
 #else
     *high = *middle = 0;
@@ -352,9 +387,8 @@ struct Lanes {
   }
 
   static void join32(uint8_t* to, uint32_t add, Octet high, Octet middle, const uint8_t* halves) {
-#ifdef UZIP_X86_64_V3
-    __m128i h = _mm_unpacklo_epi8(_mm_cvtsi64_si128(static_cast<long long>(middle)),
-                                  _mm_cvtsi64_si128(static_cast<long long>(high)));
+#ifdef __AVX2__
+    __m128i h = _mm_unpacklo_epi8(register_of(middle), register_of(high));
     __m256i y = _mm256_or_si256(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16),
                                 _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves))));
     y = _mm256_or_si256(_mm256_srli_epi32(y, 1), _mm256_slli_epi32(y, 31));
@@ -389,6 +423,15 @@ struct Lanes {
   }
 
  private:
+#ifdef __AVX2__
+  static __m128i register_of(Octet o) { return _mm_cvtsi64_si128(static_cast<long long>(o)); }
+  static Octet octet_of(__m128i low) { return static_cast<Octet>(_mm_cvtsi128_si64(low)); }
+#endif
+#if defined(__AVX2__) && !defined(__BMI2__)
+  static Octet moved(Octet o, const uint8_t moves[8]) {
+    return octet_of(_mm_shuffle_epi8(register_of(o), register_of(load<Octet>(moves))));
+  }
+#endif
   static uint32_t rotate_left(uint32_t y) { return y << 1 | y >> 31; }
   static uint32_t rotate_right(uint32_t y) { return y >> 1 | y << 31; }
 };

@@ -90,6 +90,12 @@ float widen(SmallFloat s, uint32_t v) {
   return sign ? -scaled : scaled;
 }
 
+// narrow() for bfloat16, which is the upper half of a float32: without branches, so that it is vectorized.
+uint16_t narrow_bfloat16(float f) {
+  uint32_t u = bits_of(f), rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+  return static_cast<uint16_t>((u & 0x7fffffff) > 0x7f800000 ? kBFloat16.nan() : rounded);
+}
+
 uint32_t narrow(SmallFloat s, float f) {
   uint32_t u = bits_of(f), magnitude = u & 0x7fffffff;
   if (magnitude > 0x7f800000) return s.nan();
@@ -191,6 +197,10 @@ void Accumulator::round(uint8_t* values, int count) const {
   auto put = [&](int i, auto value) {
     std::memcpy(values + sizeof(value) * static_cast<size_t>(i), &value, sizeof(value));
   };
+  if (dtype_ == DType::kBFloat16) {
+    for (int i = 0; i < count; ++i) put(i, narrow_bfloat16(single_[i]));
+    return;
+  }
   const SmallFloat s = small_float(dtype_);
   for (int i = 0; i < count; ++i) {
     switch (dtype_) {
@@ -201,7 +211,6 @@ void Accumulator::round(uint8_t* values, int count) const {
       case DType::kFloat32:
         put(i, single_[i] != single_[i] ? kFloatNan : bits_of(single_[i]));
         break;
-      case DType::kBFloat16:
       case DType::kFloat16:
         put(i, static_cast<uint16_t>(narrow(s, single_[i])));
         break;

@@ -70,7 +70,7 @@ inline void remember([[maybe_unused]] Buffer* buffer) {
 #endif
 }
 
-// What must not matter to the codec. Each check is made in both ways.
+// What must not matter to the codec. Each check is made in all ways.
 struct Way {
   const char* isa;  // the portable one where the machine has no other
   Parallel order;
@@ -82,16 +82,20 @@ inline void run_backwards(uint64_t n, const std::function<void(uint64_t)>& task)
   while (n > 0) task(--n);
 }
 
+inline const Way kWays[] = {
+    {"portable", run_serially, 0x5a, 0},
 #ifdef UZIP_MSAN
-constexpr const char* kOtherIsa = "portable";  // MemorySanitizer does not follow shuffles byte by byte
+    {"portable", run_backwards, 0xa5, 1},  // MemorySanitizer does not follow shuffles byte by byte
 #else
-constexpr const char* kOtherIsa = "avx2";
+    {"avx2", run_backwards, 0xa5, 1},
+    {"bmi2", run_serially, 0xc3, 2},
 #endif
+};
 
-inline const Way kWays[2] = {{"portable", run_serially, 0x5a, 0}, {kOtherIsa, run_backwards, 0xa5, 1}};
-
-inline void follow(const Way& way) {
-  if (!select_isa(way.isa)) UZIP_CHECK(select_isa("portable"));
+// The block functions, by dtype code.
+inline const BlockWalk* follow(const Way& way) {
+  const BlockWalk* walks = select_isa(way.isa);
+  return walks != nullptr ? walks : select_isa("portable");
 }
 
 }  // namespace uzip::fuzz

@@ -60,16 +60,9 @@ Bytes assemble(DType dtype, const Geometry& g, Make make) {
   return front + planes + tails;
 }
 
-inline const BlockWalk& walk_of([[maybe_unused]] const Way& way, DType dtype) {
-#ifdef UZIP_HAVE_AVX2
-  if (std::strcmp(way.isa, "avx2") == 0 && select_isa("avx2")) return avx2::kBlockWalks[static_cast<int>(dtype)];
-#endif
-  return portable::kBlockWalks[static_cast<int>(dtype)];
-}
-
 // The payload that encode() would write, were `g` its choice.
 inline Bytes assemble_values(DType dtype, const Geometry& g, const Buffer& values, const Way& way) {
-  const BlockWalk& walk = walk_of(way, dtype);
+  const BlockWalk& walk = follow(way)[static_cast<int>(dtype)];
   auto workspace = std::make_unique<std::aligned_storage_t<kWorkspaceBytes, 64>>();
   std::memset(workspace.get(), way.fill, kWorkspaceBytes);
   return assemble(dtype, g, [&](uint64_t b) {
