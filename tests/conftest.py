@@ -30,22 +30,28 @@ def sizes_taken(monkeypatch):
     """The payload sizes in which values really arrived (the raw size if raw), one a device."""
     taken = []
 
-    def decoder(decode):
-        def wrapped(payload, n, dtype):
-            jax.debug.callback(lambda: taken.append(payload.shape[1]))
-            return decode(payload, n, dtype)
+    def took(words):
+        if words.size:
+            jax.debug.callback(lambda: taken.append(words.shape[1] * words.dtype.itemsize))
 
-        return wrapped
-
+    decode_rows, decode_add_rows = tiers.codec.decode_rows, tiers.codec.decode_add_rows
     receive_raw = tiers._receive_raw
 
-    def unwrap(words, n, dtype):
-        jax.debug.callback(lambda: taken.append(n * dtype.itemsize))
-        return receive_raw(words, n, dtype)
+    def decode(payload, n, dtype):
+        took(payload)
+        return decode_rows(payload, n, dtype)
 
-    for name in ("decode_rows", "decode_add_rows"):
-        monkeypatch.setattr(tiers.codec, name, decoder(getattr(tiers.codec, name)))
-    monkeypatch.setattr(tiers, "_receive_raw", unwrap)
+    def decode_add(rows, payload):
+        took(payload)
+        return decode_add_rows(rows, payload)
+
+    def raw(finish, words):
+        took(words)
+        return receive_raw(finish, words)
+
+    monkeypatch.setattr(tiers.codec, "decode_rows", decode)
+    monkeypatch.setattr(tiers.codec, "decode_add_rows", decode_add)
+    monkeypatch.setattr(tiers, "_receive_raw", raw)
     return taken
 
 

@@ -374,18 +374,19 @@ std::string decode(DType dtype, const uint8_t* payload, uint64_t size, void* val
   return first.take();
 }
 
-std::string decode_add(DType dtype, const uint8_t* payloads, uint64_t ranks, uint64_t stride, void* values,
-                       uint64_t count, const Parallel& parallel) {
-  if (ranks == 0) return "decode_add needs at least one payload";
-  std::vector<Container> c(ranks);
-  for (uint64_t r = 0; r < ranks; ++r) {
-    std::string error = c[r].open(dtype, payloads + r * stride, stride, count);
-    if (!error.empty()) return "rank " + std::to_string(r) + ": " + error;
+std::string decode_add(DType dtype, const Addends& addends, void* values, uint64_t count, const Parallel& parallel) {
+  const uint64_t payloads = addends.payload_rows;
+  if (addends.raw_rows + payloads == 0) return "decode_add needs at least one row";
+  auto of = [](uint64_t r) { return "payload " + std::to_string(r); };
+  std::vector<Container> c(payloads);
+  for (uint64_t r = 0; r < payloads; ++r) {
+    std::string error = c[r].open(dtype, addends.payloads + r * addends.stride, addends.stride, count);
+    if (!error.empty()) return of(r) + ": " + error;
     if (c[r].g.block_log2 != c[0].g.block_log2) {
-      return "rank " + std::to_string(r) + ": " + malformed("its block size is not that of rank 0");
+      return of(r) + ": " + malformed("its block size is not that of payload 0");
     }
   }
-  const Geometry& g = c[0].g;
+  const Geometry g = payloads > 0 ? c[0].g : geometry(dtype, count, block_log2_for(count), Layout::kCompact);
   const auto width = static_cast<uint64_t>(g.shape.value_bytes);
   const BlockWalk& walk = walk_of(dtype);
   auto* to = static_cast<uint8_t*>(values);
@@ -396,9 +397,13 @@ std::string decode_add(DType dtype, const uint8_t* payloads, uint64_t ranks, uin
     alignas(64) uint8_t decoded[8 * kMaxBlockValues];
     Accumulator sum(dtype);
     std::vector<Cursor> cursors;
-    for (uint64_t r = 0; r < ranks; ++r) cursors.emplace_back(c[r], chunk);
+    for (uint64_t r = 0; r < payloads; ++r) cursors.emplace_back(c[r], chunk);
     for (uint64_t b = chunk * kChunkBlocks; b < g.blocks && b < (chunk + 1) * kChunkBlocks; ++b) {
-      for (uint64_t r = 0; r < ranks; ++r) {
+      const uint64_t at = (b << g.block_log2) * width;
+      for (uint64_t r = 0; r < addends.raw_rows; ++r) {
+        sum.add(addends.raw + r * count * width + at, g.values_in(b), r == 0);
+      }
+      for (uint64_t r = 0; r < payloads; ++r) {
         BlockHeader h;
         const uint8_t *planes, *tail;
         const char* wrong = cursors[r].next(&h, &planes, &tail);
@@ -406,14 +411,14 @@ std::string decode_add(DType dtype, const uint8_t* payloads, uint64_t ranks, uin
           BlockError e = walk.decode(h, g.values_in(b), planes, tail, decoded, &scratch);
           if (e != BlockError::kNone) wrong = text_of(e);
         }
-        if (wrong != nullptr) return first.set(b, wrong + (" (rank " + std::to_string(r) + ")"));
-        sum.add(decoded, g.values_in(b), r == 0);
+        if (wrong != nullptr) return first.set(b, wrong + (" (" + of(r) + ")"));
+        sum.add(decoded, g.values_in(b), addends.raw_rows + r == 0);
       }
-      sum.round(to + (b << g.block_log2) * width, g.values_in(b));
+      sum.round(to + at, g.values_in(b));
     }
-    for (uint64_t r = 0; r < ranks; ++r) {
+    for (uint64_t r = 0; r < payloads; ++r) {
       if (const char* wrong = cursors[r].finish(chunk)) {
-        first.set(chunk * kChunkBlocks, wrong + (" (rank " + std::to_string(r) + ")"));
+        first.set(chunk * kChunkBlocks, wrong + (" (" + of(r) + ")"));
       }
     }
   });

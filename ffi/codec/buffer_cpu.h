@@ -31,10 +31,19 @@ uint64_t encode(DType dtype, const void* values, uint64_t count, Layout layout, 
 std::string decode(DType dtype, const uint8_t* payload, uint64_t size, void* values, uint64_t count,
                    const Parallel& parallel = run_serially);
 
-// The sum of `ranks` payloads, `stride` bytes apart, added in their order: 8- and 16-bit floats in float32 and rounded
-// once, the others in their own precision; denormals are kept and every NaN is the dtype's one canonical quiet NaN.
-std::string decode_add(DType dtype, const uint8_t* payloads, uint64_t ranks, uint64_t stride, void* values,
-                       uint64_t count, const Parallel& parallel = run_serially);
+// What decode_add() adds, in this order: rows of `count` raw values one after the other, then payloads `stride` bytes
+// apart, as decode() takes them.
+struct Addends {
+  const uint8_t* raw;
+  uint64_t raw_rows;
+  const uint8_t* payloads;
+  uint64_t payload_rows, stride;
+};
+
+// The sum of at least one row: 8- and 16-bit floats in float32 and rounded once, the others in their own precision;
+// denormals are kept and every NaN is the dtype's one canonical quiet NaN. Returns what decode() does.
+std::string decode_add(DType dtype, const Addends& addends, void* values, uint64_t count,
+                       const Parallel& parallel = run_serially);
 
 // The instruction set in use: "bmi2" (on top of AVX2), "avx2" or "portable".
 const char* isa();

@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax import Array, lax
 
 
@@ -33,6 +34,24 @@ class Group(NamedTuple):
     def size(self) -> int:
         """The number of devices that exchange values with each other."""
         return lax.axis_size(self.axes) if self.index_groups is None else len(self.index_groups[0])
+
+    @property
+    def rank(self) -> Array:
+        """Of this device among those that it exchanges values with."""
+        index = lax.axis_index(self.axes)
+        if self.index_groups is None:
+            return index
+        ranks = {device: rank for group in self.index_groups for rank, device in enumerate(group)}
+        return jnp.asarray([ranks[device] for device in sorted(ranks)])[index]
+
+    def exchange(self, words: Array) -> Array:
+        """Of a group of two: what the other device sends, as unsigned integers.
+
+        XLA's exchanges over Gloo send one way after the other, since what says that a device is ready to
+        receive waits behind all that it sends.  Its sum sends both ways at once, and no more bytes.
+        """
+        both = lax.psum(words, self.axes, axis_index_groups=self.index_groups)
+        return both - words
 
     def all_gather(self, rows: Array) -> Array:
         """[1, w] of every device as [K, w]."""

@@ -174,13 +174,13 @@ def decode_rows(payload: Array, n: int, dtype: DTypeLike) -> Array:
     return decode_p.bind(payload, n=n, dtype=np.dtype(dtype))
 
 
-def decode_add_rows(payload: Array, n: int, dtype: DTypeLike) -> Array:
-    """Decodes rows, uint8[K, P], and adds them in their order: [n] of `dtype`.
+def decode_add_rows(rows: Array, payload: Array) -> Array:
+    """Adds rows of values, [R, n], and then those of payloads, uint8[K, P], in their order: [n].
 
     8- and 16-bit floats are added in float32 and rounded once, others in their own precision.
     Denormals are kept, and every NaN is the one canonical quiet NaN of the dtype.
     """
-    return decode_add_p.bind(payload, n=n, dtype=np.dtype(dtype))
+    return decode_add_p.bind(rows, payload)
 
 
 # ---- primitives --------------------------------------------------------------------------------
@@ -216,14 +216,18 @@ def _decode_batch(args, dims, *, n, dtype):
     return rows.reshape(batch, k, n), 0
 
 
-def _decode_add_type(payload, *, n, dtype):
-    return jax_compat.like(payload, (n,), dtype)
+def _decode_add_type(rows, payload):
+    del payload
+    return jax_compat.like(rows, (rows.shape[1],), rows.dtype)
 
 
-def _decode_add_batch(args, dims, *, n, dtype):
-    (payload,), (dim,) = args, dims
-    payload = jnp.moveaxis(payload, dim, 0)
-    return lax.map(lambda rows: decode_add_rows(rows, n, dtype), payload), 0
+def _decode_add_batch(args, dims):
+    (size,) = {x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None}
+    rows, payload = (
+        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+        for x, d in zip(args, dims, strict=True)
+    )
+    return lax.map(lambda each: decode_add_rows(*each), (rows, payload)), 0
 
 
 def _primitive(

@@ -6,6 +6,7 @@ and then take the branch of a `lax.switch` that moves payloads of that size.  Th
 values raw: what does not compress costs that one number more than it would have.
 """
 
+import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -93,8 +94,9 @@ def send(
     Returns:
       The rows received, [L, n].
     """
+    n, dtype = rows.shape[1], rows.dtype
 
-    def decode(payload, n, dtype):
+    def decode(payload):
         if received is True:
             return codec.decode_rows(payload, n, dtype)
 
@@ -104,17 +106,30 @@ def send(
 
         return lax.cond(received, lambda p: codec.decode_rows(p, n, dtype), zeros, payload)
 
-    return _send(rows, move, agree, options, decode, lambda values: values)
+    return _send(rows, move, agree, options, decode, lambda words: from_words(words, n, dtype))
 
 
-def send_and_add(rows: Array, move: Move, agree: Move, options: Options) -> Array:
-    """As `send`, and adds the rows received in their order, [n]; see `codec.decode_add_rows`."""
+def send_and_add(
+    rows: Array, move: Move, agree: Move, options: Options, own: Array | None = None
+) -> Array:
+    """As `send`, and adds the rows received in their order, [n]; see `codec.decode_add_rows`.
 
-    def add(values):
-        # Rows that came raw are encoded here, so that there is one way to add, with one result.
-        return codec.decode_add_rows(codec.encode_rows(values)[0], values.shape[1], values.dtype)
+    Args:
+      rows, move, agree, options: as in `send`.
+      own: [n] values to which the rows are added.
+    """
+    n, dtype = rows.shape[1], rows.dtype
+    first = rows[:0] if own is None else own[None]
 
-    return _send(rows, move, agree, options, codec.decode_add_rows, add)
+    def decode(payload):
+        return codec.decode_add_rows(first, payload)
+
+    def raw(words):
+        # One way to add, with one result: XLA's own addition would flush denormals.
+        values = from_words(lax.concatenate([to_words(first), words], 0), n, dtype)
+        return codec.decode_add_rows(values, jnp.zeros((0, 0), jnp.uint8))
+
+    return _send(rows, move, agree, options, decode, raw)
 
 
 def _send(
@@ -122,35 +137,34 @@ def _send(
     move: Move,
     agree: Move,
     options: Options,
-    decode: Callable[[Array, int, np.dtype], Array],
-    finish: Callable[[Array], Array],
+    decode: Callable[[Array], Array],
+    raw: Callable[[Array], Array],
 ) -> Array:
-    """Sends rows; what arrives encoded goes through `decode`, and what arrives raw through `finish`."""
-    n, dtype = rows.shape[1], rows.dtype
-    sizes = payload_sizes(n, dtype, options)
+    """Sends rows; payloads that arrive go through `decode`, and words of raw values through `raw`."""
+    sizes = payload_sizes(rows.shape[1], rows.dtype, options)
     payload, nbytes = codec.encode_rows(rows)
     need = agree(jnp.max(nbytes))
-    raw_bytes = rows.size * dtype.itemsize
+    raw_bytes = rows.size * rows.dtype.itemsize
     sent = record.message(raw_bytes)
 
     def encoded(size: int) -> Callable[[Array, Array], Array]:
         def branch(_, payload):
             sent(rows.shape[0] * size)
-            return decode(move(payload[:, :size]), n, dtype)
+            return decode(move(payload[:, :size]))
 
         return branch
 
-    def raw(rows: Array, _) -> Array:
+    def unencoded(rows: Array, _) -> Array:
         sent(raw_bytes)
-        return finish(_receive_raw(move(to_words(rows)), n, dtype))
+        return _receive_raw(raw, move(to_words(rows)))
 
-    branches = [*map(encoded, sizes), raw]
+    branches = [*map(encoded, sizes), unencoded]
     index = sum((need > size).astype(jnp.int32) for size in sizes) if sizes else 0
     return lax.switch(index, branches, rows, payload)
 
 
-def _receive_raw(words: Array, n: int, dtype: np.dtype) -> Array:
-    return from_words(words, n, dtype)
+def _receive_raw(raw: Callable[[Array], Array], words: Array) -> Array:
+    return raw(words)
 
 
 def resize(x: Array, n: int) -> Array:
@@ -163,6 +177,20 @@ def resize(x: Array, n: int) -> Array:
     return from_words(lax.concatenate([words[:, :width], padding], 1), n, x.dtype)[0]
 
 
+def row(rows: Array, index: Array) -> Array:
+    """One of the rows, [K, n], in its bits: [n]."""
+    words = lax.dynamic_slice_in_dim(to_words(rows), index, 1)
+    return from_words(words, rows.shape[1], rows.dtype)[0]
+
+
+def in_order(own: Array, other: Array, rank: Array) -> Array:
+    """Two rows, [n] each, by the ranks of their devices: [2, n], the own one at `rank`, in their bits."""
+    words, others = to_words(own[None]), to_words(other[None])
+    both = lax.broadcast_in_dim(words, (2, words.shape[1]), (0, 1))
+    both = lax.dynamic_update_slice_in_dim(both, others, 1 - rank, 0)
+    return from_words(both, own.size, own.dtype)
+
+
 # Raw values travel as unsigned integers: nothing on the way may quieten a NaN or flush a denormal.
 
 
@@ -171,7 +199,7 @@ def to_words(rows: Array) -> Array:
     if _is_complex(rows.dtype):
         rows = jnp.stack([rows.real, rows.imag], axis=-1)
     words = lax.bitcast_convert_type(rows, _word(rows.dtype))
-    return words.reshape(rows.shape[0], -1)
+    return words.reshape(rows.shape[0], math.prod(words.shape[1:]))
 
 
 def from_words(words: Array, n: int, dtype: np.dtype) -> Array:

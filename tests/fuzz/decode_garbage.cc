@@ -249,7 +249,7 @@ Outcome decode_add_in(const Way& way, const Case& c, uint64_t ranks) {
   Outcome out{"", Buffer(writable * dtype_shape(c.dtype).value_bytes, way.fill, way.shift)};
   forget(&out.values);
   follow(way);
-  out.error = decode_add(c.dtype, all.data(), ranks, stride, out.values.data(), c.count, way.order);
+  out.error = decode_add(c.dtype, {nullptr, 0, all.data(), ranks, stride}, out.values.data(), c.count, way.order);
   return out;
 }
 

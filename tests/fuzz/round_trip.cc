@@ -125,25 +125,34 @@ void with_denormals_flushed(F f) {
 #endif
 }
 
-Buffer decode_add_in(const Case& c, const std::vector<Bytes>& payloads, const Way& way) {
+// The sum of all addends, the first `raw` of them as they are.
+Buffer decode_add_in(const Case& c, const std::vector<Buffer>& values, const std::vector<Bytes>& payloads, size_t raw,
+                     const Way& way) {
   uint64_t stride = 0;
   for (const Bytes& p : payloads) stride = std::max<uint64_t>(stride, p.size());
-  Buffer all(stride * payloads.size(), way.fill, way.shift);
-  for (size_t r = 0; r < payloads.size(); ++r) {
-    std::memcpy(all.data() + r * stride, payloads[r].data(), payloads[r].size());
+  const uint64_t row = c.count * dtype_shape(c.dtype).value_bytes, encoded = payloads.size() - raw;
+  Buffer rows(row * raw, way.fill, way.shift), all(stride * encoded, way.fill, way.shift);
+  for (size_t r = 0; r < raw && row > 0; ++r) std::memcpy(rows.data() + r * row, values[r].data(), row);
+  for (size_t r = raw; r < payloads.size(); ++r) {
+    std::memcpy(all.data() + (r - raw) * stride, payloads[r].data(), payloads[r].size());
   }
-  Buffer sums(c.count * dtype_shape(c.dtype).value_bytes, way.fill, way.shift);
+  Buffer sums(row, way.fill, way.shift);
   std::string error;
   follow(way);
-  with_denormals_flushed(
-      [&] { error = decode_add(c.dtype, all.data(), payloads.size(), stride, sums.data(), c.count, way.order); });
+  with_denormals_flushed([&] {
+    error = decode_add(c.dtype, {rows.data(), raw, all.data(), encoded, stride}, sums.data(), c.count, way.order);
+  });
   UZIP_CHECK(error.empty());
   return sums;
 }
 
 void check_sum(const Case& c, const std::vector<Buffer>& addends, const std::vector<Bytes>& payloads) {
-  Buffer sums = decode_add_in(c, payloads, kWays[0]);
-  for (const Way& way : kWays) UZIP_CHECK(sums == decode_add_in(c, payloads, way));
+  Buffer sums = decode_add_in(c, addends, payloads, 0, kWays[0]);
+  for (const Way& way : kWays) {
+    for (size_t raw = 0; raw <= payloads.size(); ++raw) {
+      UZIP_CHECK(sums == decode_add_in(c, addends, payloads, raw, way));
+    }
+  }
   Buffer expected(sums.size());
   if (model_sums(c.dtype, addends, &expected)) UZIP_CHECK(sums == expected);
 }
