@@ -307,7 +307,10 @@ def test_sums_of_large_messages_and_batches():
 def test_a_malformed_addend_is_named():
     x = jnp.asarray(data.make("gaussian", np.float32, 2 * 1000).reshape(2, 1000))
     payload, _ = codec.encode_rows(x)
-    for at, message in ((0, "payload 1: malformed payload: it does not begin"), (40, r"\(payload 1\)")):
+    for at, message in (
+        (0, "payload 1: malformed payload: it does not begin"),
+        (40, r"\(payload 1\)"),
+    ):
         bad = payload.at[1, at].set(255)
         with pytest.raises(jax.errors.JaxRuntimeError, match=message):
             codec.decode_add_rows(x[:1], bad).block_until_ready()

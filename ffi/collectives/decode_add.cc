@@ -30,12 +30,9 @@ static ffi::Error decode_add_guarded(ffi::ThreadPool pool, ffi::AnyBuffer rows, 
   return guarded([&] { return decode_add_rows(pool, rows, payload, x); });
 }
 
-XLA_FFI_DEFINE_HANDLER(kDecodeAddHandler, decode_add_guarded,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::BufferR2<ffi::U8>>()
-                           .Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER(
+    kDecodeAddHandler, decode_add_guarded,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Arg<ffi::BufferR2<ffi::U8>>().Ret<ffi::AnyBuffer>());
 
 XLA_FFI_Handler* const kDecodeAdd = kDecodeAddHandler;
 

@@ -112,12 +112,7 @@ def send(
 def send_and_add(
     rows: Array, move: Move, agree: Move, options: Options, own: Array | None = None
 ) -> Array:
-    """As `send`, and adds the rows received in their order, [n]; see `codec.decode_add_rows`.
-
-    Args:
-      rows, move, agree, options: as in `send`.
-      own: [n] values to which the rows are added.
-    """
+    """As `send`, and adds the rows received to `own`, [n], in their order; see `codec.decode_add_rows`."""
     n, dtype = rows.shape[1], rows.dtype
     first = rows[:0] if own is None else own[None]
 
