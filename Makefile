@@ -85,9 +85,11 @@ wheel: build/stamps/wheel ## build the wheel into dist/
 # --- Demo and tests ---
 
 .PHONY: demo
-demo: build/stamps/newest-installed ## gather a real model's weights over 8 virtual CPU devices
-	$(call say,examples/01_all_gather.py)
-	@JAX_PLATFORMS=cpu $(NEWEST)/bin/python examples/01_all_gather.py
+demo: build/stamps/newest-installed ## run the examples on 8 virtual CPU devices
+	@for example in examples/*.py; do \
+	  printf '\033[1m==> %s\033[0m\n' $$example; \
+	  JAX_PLATFORMS=cpu $(NEWEST)/bin/python $$example; \
+	done
 
 .PHONY: test
 test: lint test-oldest test-newest test-fuzz ## lint, pytest on two jax versions, fuzz corpus under sanitizers
